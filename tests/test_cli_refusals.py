@@ -60,22 +60,14 @@ def here(tmp_path, monkeypatch):
         ("train", "early_models:net", "has nothing called 'net'; did you mean 'Net'?"),
         ("try", "early_models:two", "two needs width, depth; name a function that takes the data"),
         ("check", "early_models:number", "number is of type int; name what builds it"),
+        # Models that take no data are built before data is read.
+        ("train", "early_models:nothing", "it should give a torch.nn.Module"),
+        ("train", "early_models:frozen", "no parameter has requires_grad: nothing to train"),
     ],
 )
 def test_a_model_that_cannot_be_built(command, model, words, capsys):
     words_given = [command, "--data", "esol", "--model", model, *ANY[command]]
     assert words in refusal(words_given, capsys)
-
-
-@pytest.mark.parametrize(
-    ("model", "words"),
-    [
-        ("nothing", "nothing gives a NoneType; it should give a torch.nn.Module"),
-        ("frozen", "no parameter has requires_grad: nothing to train"),
-    ],
-)
-def test_a_model_that_takes_no_data_is_built_before_data_is_read(model, words, capsys):
-    assert words in refusal(["train", "--data", "esol", "--model", f"early_models:{model}"], capsys)
 
 
 @pytest.mark.parametrize("command", ["try", "probe"])

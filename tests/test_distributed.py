@@ -52,9 +52,19 @@ def _near(state: dict, expected: dict) -> None:
             assert torch.allclose(state[name], value, rtol=0, atol=TOLERANCE), name
 
 
-def check_equal(
-    world_size: int, missing: bool = False, buckets: int | None = None, min_steps: int = 0
-) -> None:
+@pytest.mark.parametrize(
+    ("world_size", "missing", "buckets", "min_steps"),
+    [
+        pytest.param(2, False, None, 0, id="two"),
+        pytest.param(4, False, None, 0, id="four", marks=pytest.mark.slow),
+        pytest.param(2, False, 3, 0, id="several buckets"),
+        pytest.param(2, True, None, 0, id="missing labels"),
+        pytest.param(3, False, None, 9, id="padding alone"),
+    ],
+)
+def test_ranks_are_one_process_of_all_their_batches(world_size, missing, buckets, min_steps):
+    """Of several buckets, all ranks take the same one at each step, and ranks with no batch left in
+    it take a batch of padding, which moves nothing; missing labels weigh nothing."""
     ranks = on_ranks(world_size, trained_on_rank, missing, buckets, min_steps)
     store = store_of(missing)
     model = model_of(sync=False)
@@ -93,21 +103,6 @@ def _after_nothing(model, optimizer) -> dict:
     return state_of(model)
 
 
-def test_two_ranks_are_one_process_of_twice_the_batch():
-    check_equal(2)
-
-
-@pytest.mark.slow
-def test_four_ranks_are_one_process_of_four_times_the_batch():
-    check_equal(4)
-
-
-def test_batches_of_several_buckets_are_averaged_alike():
-    """Packs of varying numbers of graphs: at each step all ranks take the same bucket, and ranks
-    with no batch left in it take a batch of padding."""
-    check_equal(2, buckets=3)
-
-
 def _padded_on_rank(mode: str) -> list[tuple]:
     """Trains on batches of this rank's own loader, in the smallest buckets that take them."""
     padder = sg.Padder([sg.Capacity(60, 80, 10), sg.Capacity(300, 400, 20)])
@@ -135,10 +130,6 @@ def test_ranks_in_different_buckets_are_one_process(mode):
         assert loss == other == pytest.approx(expected, abs=TOLERANCE)
         _near(state, states)
         assert same(state, others)
-
-
-def test_ranks_with_missing_labels_weigh_what_is_labelled():
-    check_equal(2, missing=True)
 
 
 def _without_one_label() -> sg.GraphStore:
@@ -280,10 +271,6 @@ def test_what_sums_over_ranks_is_not_recorded_over_gloo(given, words):
     """The tape would replay a norm's sum without waiting for it, and be off by a fifth."""
     for message in on_ranks(2, _refused, *given):
         assert re.search(words, message), message
-
-
-def test_steps_of_padding_alone_move_nothing():
-    check_equal(3, min_steps=9)
 
 
 class _Favourite(Stopwatch):

@@ -53,11 +53,6 @@ def test_an_optimizer_of_another_model_is_told():
     runner_of(model.requires_grad_(False), plan, Net())  # the model has nothing to train
 
 
-def test_a_path_is_no_plan():
-    with pytest.raises(TypeError, match=r"'plan\.json' is not a plan: BucketPlan\.load"):
-        sg.StaticGraphRunner(Net(), "plan.json")  # pyright: ignore[reportArgumentType]
-
-
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("collated", [False, True])
 def test_a_warm_up_takes_what_a_step_takes(store, collated):
@@ -88,13 +83,12 @@ def test_other_things_are_named(store, plan):
             sg.StaticGraphRunner(model, plan, **{option: "node"})
     with pytest.raises(TypeError, match="a GraphStore is not a plan"):
         sg.StaticGraphRunner(model, store)
-    with pytest.raises(TypeError, match="takes a padded batch, not a DataBatch"):
-        sg.masked_mean(torch.ones(4), Batch.from_data_list(list(store[:4])))  # pyright: ignore
-
-
-def test_a_name_is_no_data_set():
+    with pytest.raises(TypeError, match=r"'plan\.json' is not a plan: BucketPlan\.load"):
+        sg.StaticGraphRunner(model, "plan.json")
     with pytest.raises(sg.BadGraph, match=r"'esol' is a name, not a data set: sg\.datasets\.open"):
         sg.GraphStore.from_pyg("esol")
+    with pytest.raises(TypeError, match="takes a padded batch, not a DataBatch"):
+        sg.masked_mean(torch.ones(4), Batch.from_data_list(list(store[:4])))  # pyright: ignore
 
 
 def test_fewer_buckets_than_were_asked_for_is_said(store):

@@ -165,9 +165,6 @@ def test_health_metrics_and_interface(client):
     described = client.get("/openapi.json").json()["paths"]["/predict"]["post"]["requestBody"]
     fields = described["content"]["application/json"]["schema"]["properties"]["graphs"]["items"]
     assert sorted(fields["required"]) == ["edge_attr", "edge_index", "x"]
-
-
-def test_the_page_predicts(client):
     home = client.get("/")
     assert '<input id="smiles"' in home.text
     assert "default-src 'none'" in home.headers["content-security-policy"]
