@@ -50,7 +50,7 @@ def order_edges_at_one_end(
     for first in range(0, edges, BLOCK):
         k = first + tl.arange(0, BLOCK)
         end, wrong = node_of(ends, k, k < edges, nodes)
-        outside += tl.sum(wrong, 0)
+        outside += tl.sum(wrong, 0)  # pyright: ignore[reportOperatorIssue]
         before = end[None, :] < v[:, None]
         place += tl.sum((before & (k < edges)[None, :]).to(tl.int32), 1)
     tl.store(ptr + v, place, mask=v <= nodes)

@@ -85,9 +85,7 @@ def _forward_on_cpu(
     return out.relu_() if relu else out  # oneDNN's own ReLU turns NaN into 0
 
 
-def _backward_on_cpu(
-    grad: Tensor, x: Tensor, weight: Tensor, *rest: Tensor | None
-) -> tuple[Tensor, Tensor, Tensor]:
+def _backward_on_cpu(grad: Tensor, x: Tensor, weight: Tensor, *rest: Any) -> Any:
     products = _products_on_cpu(x, weight, grad.dtype)
     return _backward_by(products, grad, x, weight, *rest[:3])
 
@@ -177,9 +175,10 @@ class Linear(torch.autograd.Function):
         return (out, same, x.view_as(x)) if handed_on else (out, same)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor | None, into_weight: Any, into: Any = None) -> Any:
+    def backward(ctx: Any, *grads: Any) -> Any:
         """Returns the gradients of ``x``, weight and bias; the first two include those of what was
         handed on."""
+        grad, into_weight, into, *_ = *grads, None
         if grad is None:
             return into, into_weight, None, None, None, None
         x, weight, out = ctx.saved_tensors
