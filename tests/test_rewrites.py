@@ -50,8 +50,8 @@ FIRES = {
     "pna, apart": {"neighbours": 3, "cat_linear": 2},
     "pna, one tower": {"neighbours": 1, "cat_linear": 1},
     "transformer": {"small_tables": 2, "softmax": 2, "neighbours": 2, "batch_norm": 2},
-    "gat": {"score_products": 4, "softmax": 2, "neighbours": 2},
-    "gat, edges": {"score_products": 3, "softmax": 1, "neighbours": 1},
+    "gat": {"softmax": 2, "neighbours": 2},
+    "gat, edges": {"score_products": 1, "softmax": 1, "neighbours": 1},
     "gatv2": {"softmax": 2, "neighbours": 2},
 }
 

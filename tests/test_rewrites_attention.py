@@ -294,7 +294,7 @@ SCORES = [of_pairs, over_heads, one_row_of_all_edges, of_nodes, of_nodes_over_he
 def test_scores_are_added_up_as_the_model_says(score, esol):
     runner = assert_as_in_plain_pyg(seeded(lambda: Attending(score)), esol)
     assert _softmaxes(runner) == 1
-    assert fired(runner)["score_products"] == (2 if score is of_nodes else 0)
+    assert not fired(runner)["score_products"]
 
 
 def test_half_precision_gives_the_dtype_of_the_trace(esol):

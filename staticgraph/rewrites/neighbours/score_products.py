@@ -1,9 +1,7 @@
-"""Rewrites scores of attention that are products of rows with one vector per head to products of
-matrices, as GAT's are.
+"""Applies the vectors of attention to the weights of a linear layer of edges, as in GAT's scores.
 
-``(x * a).sum(-1)`` of ``x [N, H, C]`` writes and reads all of ``x`` once more. Several of the same
-rows are one product, and of edges' rows that are a linear layer, the vector is applied to its
-weights, so that they need not be computed.
+``(x * a).sum(-1)`` of ``x [E, H, C]``, a linear layer of edges' attributes, is a product of the
+attributes with few columns, so that ``x`` need not be computed.
 """
 
 from __future__ import annotations
@@ -12,10 +10,8 @@ import torch
 from torch import Tensor
 
 from staticgraph.rewrites.captured_graph.canonical_ops import (
-    GATHER,
     LINEAR,
     MUL,
-    SELECT,
     Call,
     is_call,
     is_float,
@@ -29,31 +25,13 @@ from staticgraph.rewrites.captured_graph.captured import Captured
 NAME = "score_products"
 
 
-def full_precision(rows: Tensor) -> torch.autocast:
-    """Disables autocast, which would round the small scores: stock code adds them in float32."""
-    return torch.autocast(rows.device.type, enabled=False)
-
-
-def by_vectors(rows: Tensor, vectors: list[Tensor]) -> Tensor:
-    """``[R, H, C]`` and ``K`` vectors ``[1, H, C]`` -> ``[R, K, H]``: one product with a matrix,
-    which is zero where a column of one head would meet another head."""
-    with full_precision(rows):
-        weight = torch.cat(vectors)
-        dtype = torch.promote_types(rows.dtype, weight.dtype)
-        heads = torch.eye(weight.size(1), dtype=dtype, device=weight.device)
-        matrix = weight.to(dtype).permute(1, 2, 0).unsqueeze(-1) * heads[:, None, None]
-        return (rows.flatten(1).to(dtype) @ matrix.flatten(0, 1).flatten(1)).view(
-            len(rows), *weight.shape[:2]
-        )
-
-
 def by_folded(edge_attr: Tensor, weight: Tensor, vector: Tensor) -> Tensor:
-    """``[R, D]``, ``[H * C, D]`` and ``[1, H, C]`` -> ``[R, H]``: the vector is applied to the
-    weights, and not to the projected rows."""
+    """``[R, D]``, ``[H * C, D]`` and ``[1, H, C]`` -> ``[R, H]``, without autocast, which would
+    round the small scores: stock code adds them in float32."""
     heads = vector.size(1)
     folded = (weight.view(heads, vector.size(2), -1) * vector.view(heads, -1, 1)).sum(1)
     dtype = torch.promote_types(edge_attr.dtype, folded.dtype)
-    with full_precision(edge_attr):
+    with torch.autocast(edge_attr.device.type, enabled=False):
         return edge_attr.to(dtype) @ folded.t().to(dtype)
 
 
@@ -61,36 +39,16 @@ def rewrite(captured: Captured) -> None:
     """Rewrites every such score."""
     if not captured.has_edges:
         return
-    of_rows: dict[Call, list[tuple[Call, Call]]] = {}
+    of_nodes = captured.nodes, captured.nodes_at("src")
     for node in list(captured.graph.nodes):
-        if (score := _score(node)) is None:
+        rows, vector = _score(node) or (None, None)
+        layer = under_shape(rows)
+        if not is_call(layer, LINEAR) or (shape(rows) or (0,))[0] in of_nodes:
             continue
-        rows, vector = score
-        product = under_shape(rows)
-        of_nodes = (shape(rows) or (0,))[0] in (captured.nodes, captured.nodes_at("src"))
-        if is_call(product, LINEAR) and product.args[2] is None and not of_nodes:
-            edge_attr, weight, _ = product.args
+        edge_attr, weight, bias = layer.args
+        if bias is None:
             new = captured.before(node, by_folded, edge_attr, weight, vector)
             captured.replace(node, new, NAME)
-            continue
-        of_rows.setdefault(rows, []).append((node, vector))
-    for rows, scores in of_rows.items():
-        if len(scores) < 2:
-            continue
-        first = scores[0][0]
-        new = captured.before(first, by_vectors, rows, [vector for _, vector in scores])
-        for place, (node, _) in enumerate(scores):
-            for user in list(node.users):
-                if is_call(user, GATHER):  # the same of gathered rows, without copies of columns
-                    each = captured.before(user, GATHER, new, 0, user.args[2])
-                    captured.replace(user, _column(captured, user, each, place))
-            captured.replace(node, _column(captured, node, new, place), NAME)
-
-
-def _column(captured: Captured, node: Call, scores: Call, place: int) -> Call:
-    """The scores of one of the vectors."""
-    strided = captured.before(node, SELECT, scores, 1, place)
-    return captured.before(node, torch.clone, strided)
 
 
 def _score(node: Call) -> tuple[Call, Call] | None:
