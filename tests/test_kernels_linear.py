@@ -13,7 +13,6 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from staticgraph.dryrun.operations import OperationCounter, operations
 from staticgraph.kernels.linear import (
-    gpu,
     limits,
     linear_reference,
     small,
@@ -28,7 +27,7 @@ def test_relu_is_part_of_the_product(dtype, biased):
     x, weight = torch.randn(50, 30).to(dtype), torch.randn(20, 30).to(dtype)
     bias = torch.randn(20).to(dtype) if biased else None
     with OperationCounter() as counter:
-        out = gpu.forward(x, weight, bias, True)
+        out = small.by_torch(x, weight, bias, True)
     called = counter.counts["forward"]
     assert called == (
         {"aten::_addmm_activation": 1} if biased else {"aten::mm": 1, "aten::relu_": 1}
@@ -69,26 +68,25 @@ def test_what_goes_by_which_kernels_is_decided_by_shapes(monkeypatch):
     runs where something is cast. The count of operations agrees."""
     called = []
 
-    def note(name, result):
-        return lambda *given: called.append(name) or result
-
-    for module in (gpu, small):
-        for way in ("forward", "backward"):
-            monkeypatch.setattr(module, way, note(f"{module.__name__.rsplit('.')[-1]} {way}", None))
+    for name in ("forward", "backward", "by_torch", "backward_by"):
+        monkeypatch.setattr(small, name, lambda *given, name=name: called.append(name))
     weight = torch.empty(8, 4)
     most = limits.MAX_ROWS
-    for rows, by, launched in ((most, "small", 1), (most + 1, "gpu", 4)):
+    for rows, names, launched in (
+        (most, ("backward", "forward"), 1),
+        (most + 1, ("backward_by", "by_torch"), 4),
+    ):
         x, grad = torch.empty(rows, 4), torch.empty(rows, 8)
         given = (grad, x, weight, grad, None, None, None)
         small.backward_on_cuda(*given)
-        assert called.pop() == f"{by} backward"
+        assert called.pop() == names[0]
         assert operations("staticgraph::linear_backward", given) == launched
         small.on_cuda(x, weight, None, False, torch.bfloat16)
-        assert called.pop() == f"{by} forward"
+        assert called.pop() == names[1]
         small.on_cuda(x, weight, None, False, torch.float32)
-        assert called.pop() == "gpu forward"
+        assert called.pop() == "by_torch"
     small.backward_on_cuda(*(t.double() for t in (grad[:9], x[:9], weight)), *(None,) * 4)
-    assert called == ["gpu backward"], "float64 has no tensor cores of ours"
+    assert called == ["backward_by"], "float64 has no tensor cores of ours"
     side = 512
     most = limits.MAX_WORK // side**2
     assert limits.fits(most, side, side, torch.float32)

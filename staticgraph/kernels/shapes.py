@@ -8,11 +8,6 @@ import torch
 from torch import Tensor
 
 
-def empty_like(value: Tensor | None, like: Tensor) -> Tensor:
-    """Allocates the gradient of an operand; an empty tensor on the device of ``like`` for None."""
-    return like.new_empty(0) if value is None else torch.empty_like(value)
-
-
 def wide_dtype(*values: Tensor | None) -> torch.dtype:
     """Returns the accumulation dtype of operands: float32, or float64 if one of them is."""
     return torch.promote_types(common_dtype(*values), torch.float32)

@@ -26,7 +26,6 @@ from staticgraph.kernels.graph_attention import (  # noqa: E402
     graph_attention,
     graph_attention_reference,
 )
-from staticgraph.kernels.linear import gpu as dense  # noqa: E402
 from staticgraph.kernels.linear import limits, linear, linear_reference  # noqa: E402
 from staticgraph.kernels.linear import small as small_dense  # noqa: E402
 from staticgraph.kernels.neighbours import op as neighbours_op  # noqa: E402
@@ -103,7 +102,6 @@ def test_edges_are_ordered_as_on_a_cpu(work, monkeypatch):
     [
         ("batch_norm running", torch.float32),
         ("batch_norm", torch.bfloat16),
-        ("batch_norm in layers", torch.float32),
     ],
 )
 def test_a_norm_in_chunks_is_the_reference(name, dtype, monkeypatch):
@@ -133,17 +131,6 @@ def test_partial_statistics_of_a_full_grid_join_without_loss():
 
 def test_a_cumulative_mean_of_statistics_is_torchs():
     assert_running_statistics(None, columns=70)
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_masked_sums(dtype, monkeypatch):
-    """ReLU's mask and the bias's gradient, over chunks of two blocks, the last one incomplete."""
-    monkeypatch.setattr(dense, "MAX_CHUNKS", 4)
-    grad, out = torch.randn(110, 70).to(dtype), torch.randn(110, 70).relu().to(dtype)
-    masked, sums = dense.masked_sums(grad, out)
-    expected = torch.where(out > 0, grad, 0)
-    assert torch.equal(masked, expected)
-    assert close(sums, expected.double().sum(0), 110)
 
 
 # Not float32 of what is held in bfloat16, since autocast casts to the narrower dtype alone.

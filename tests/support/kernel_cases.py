@@ -24,7 +24,7 @@ from staticgraph.kernels import (
     graph_attention,
     table_sum,
 )
-from staticgraph.kernels.batch_norm import Running, batch_norm_handed_on
+from staticgraph.kernels.batch_norm import Running
 from staticgraph.kernels.collate import Arguments, collate
 from staticgraph.kernels.dropout_sum import draw_mask as draw_values_mask
 from staticgraph.kernels.dropout_sum import dropout_sum_reference
@@ -243,16 +243,9 @@ def _handed_on(v: Values, w: Where) -> list[Tensor]:
     return [out, *again, x * 3, rows * 2]
 
 
-def _norms_in_layers(v: Values, w: Where) -> list[Tensor]:
-    parameters = v["scale"], v["shift"], w.real
-    out, addend = batch_norm_handed_on(v["apart"], v["little"], *parameters, eps=1e-5)
-    return [out, batch_norm(v["apart"], *parameters, eps=1.0, addend=addend)[0], addend * 2]
-
-
 # Options of the same operators that only the CPU needs to show.
 MORE: dict[str, Run] = {
     "neighbours in layers": _handed_on,
-    "batch_norm in layers": _norms_in_layers,
     "batch_norm of all rows": lambda v, w: list(
         batch_norm(
             v["apart"], v["scale"], v["shift"], torch.tensor(len(v["apart"])), eps=1.0, relu=True

@@ -11,7 +11,6 @@ from unittest.mock import patch
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from staticgraph.kernels.linear import gpu as dense
 from staticgraph.kernels.linear import small
 from staticgraph.kernels.neighbours import op
 from staticgraph.kernels.register import CUDA, NAMESPACE
@@ -54,7 +53,6 @@ def every_launch(dtype: torch.dtype = torch.float32) -> list[Launch]:
     names = [name for name in NAMES if not (wide and name.startswith(NO_FLOAT64))]
     launches = [launch for name in names for launch in launched(name, dtype)]
     x, weight = torch.zeros(1100, 64, dtype=dtype), torch.zeros(64, 64, dtype=dtype)
-    launches += noted(dense.masked_sums, x, x)
     if not wide:
         launches += noted(small.forward, x, weight, None, True, dtype)
     return list({described(launch): launch for launch in launches}.values())

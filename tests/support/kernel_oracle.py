@@ -52,10 +52,6 @@ def _batch_norm(
     return out, mean, var
 
 
-def _norm_handed_on(x, addend, weight, bias, count, **options):
-    return _batch_norm(x, weight, bias, count, addend=addend, **options)[0], addend
-
-
 def _linear(x, weight, bias=None, *, relu=False):
     return linear_reference(x, weight, bias, relu)
 
@@ -70,7 +66,6 @@ def _fold_codes(index, offsets):
 
 REFERENCES: dict[str, Any] = {
     "batch_norm": _batch_norm,
-    "batch_norm_handed_on": _norm_handed_on,
     "dropout_sum": lambda x, residual, *_, p: x if residual is None else x + residual,
     "fold_codes": _fold_codes,
     "graph_attention": lambda rows, starts, *, heads, longest: graph_attention_reference(

@@ -3,8 +3,7 @@
 from staticgraph.kernels.batch_norm.op import (
     Running,
     batch_norm,
-    batch_norm_handed_on,
     batch_norm_reference,
 )
 
-__all__ = ["Running", "batch_norm", "batch_norm_handed_on", "batch_norm_reference"]
+__all__ = ["Running", "batch_norm", "batch_norm_reference"]

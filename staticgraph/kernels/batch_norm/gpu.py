@@ -21,7 +21,6 @@ from torch import Tensor
 
 from staticgraph.kernels.batch_norm.op import BACKWARD, BATCH_NORM
 from staticgraph.kernels.launch import Launch, read, tile, wide, wide_like, write
-from staticgraph.kernels.shapes import contiguous
 
 ROWS = 32
 COLUMNS = 64
@@ -221,11 +220,9 @@ def batch_norm_apply_gradient(
     var_in,
     count,
     partial,
-    into,
     dx,
     dweight,
     dbias,
-    both,
     eps: tl.constexpr,
     rows,
     width: tl.constexpr,
@@ -269,9 +266,6 @@ def batch_norm_apply_gradient(
         part = scale[None, :] * (part - share[None, :] - slope[None, :] * away)
         part = tl.where((r < real)[:, None], part, 0)
         write(dx + at, part, here)
-        if into is not None:
-            part += read(into + at, here, WIDE)
-            write(both + at, part, here)
 
 
 def _chunks(x: Tensor) -> dict[str, Any]:
@@ -297,9 +291,8 @@ def _options(x: Tensor, addend: Tensor | None, total: Tensor) -> dict[str, Any]:
     return {"summed": x if addend is None else total, **_chunks(x)}
 
 
-def _backward_options(grad: Tensor, x: Tensor, into: Tensor | None) -> dict[str, Any]:
-    grad, into = contiguous(grad, into)
-    return {"grad": grad, "into": into, **_chunks(x)}
+def _backward_options(grad: Tensor, x: Tensor) -> dict[str, Any]:
+    return {"grad": grad.contiguous(), **_chunks(x)}
 
 
 # Padding rows of the sum ``x + addend`` are neither written nor read later.

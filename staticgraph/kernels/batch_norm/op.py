@@ -10,7 +10,7 @@ from torch import Tensor
 from staticgraph.kernels.batch_norm import cpu
 from staticgraph.kernels.cpu_loop import cast, in_loops, plain
 from staticgraph.kernels.register import operator
-from staticgraph.kernels.shapes import common_dtype, contiguous, empty_like, wide_dtype
+from staticgraph.kernels.shapes import common_dtype, contiguous, wide_dtype
 
 
 def batch_norm_reference(
@@ -109,17 +109,14 @@ def _backward_on_cpu(
     mean: Tensor,
     var: Tensor,
     count: Tensor,
-    into: Tensor | None,
     eps: float,
     relu: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+) -> tuple[Tensor, Tensor, Tensor]:
     dtype = in_loops(x.dtype)
     read = [plain(value, dtype) for value in (grad, x, weight, bias, mean, var)]
     dx, dweight, dbias = torch.empty_like(read[1]), torch.empty_like(mean), torch.empty_like(mean)
     cpu.backward((*read, count, dx, dweight, dbias), dtype, (eps, relu))
-    dx = cast(dx, x.dtype)
-    both = x.new_empty(0) if into is None else cast(dx + into, into.dtype)
-    return dx, cast(dweight, weight.dtype), cast(dbias, bias.dtype), both
+    return cast(dx, x.dtype), cast(dweight, weight.dtype), cast(dbias, bias.dtype)
 
 
 def launches(x: Tensor, cumulative: bool) -> int:
@@ -141,27 +138,23 @@ BATCH_NORM = operator(
 )
 BACKWARD = operator(
     "batch_norm_backward(Tensor grad, Tensor x, Tensor weight, Tensor bias, Tensor mean_in, "
-    "Tensor var_in, Tensor count, Tensor? into, float eps, bool relu) "
-    "-> (Tensor dx, Tensor dweight, Tensor dbias, Tensor both)",
+    "Tensor var_in, Tensor count, float eps, bool relu) "
+    "-> (Tensor dx, Tensor dweight, Tensor dbias)",
     cpu=_backward_on_cpu,
     cuda="batch_norm.small:backward_on_cuda",
-    fake=lambda grad, x, weight, bias, mean, var, count, into, *_: gradients(x, weight, bias, into),
+    fake=lambda grad, x, weight, bias, *_: tuple(map(torch.empty_like, (x, weight, bias))),
 )
 
 
 class BatchNorm(torch.autograd.Function):
-    """Autograd function of ``batch_norm``; mean and variance have no gradient.
-
-    The addend may be handed on to its next reader.
-    """
+    """Autograd function of ``batch_norm``; mean and variance have no gradient."""
 
     @staticmethod
     def forward(ctx: Any, *inputs: Any) -> tuple[Tensor, ...]:
-        """Returns the operator's ``[N, F]`` with mean and variance ``[F]``, and the addend if it is
-        handed on."""
-        *arguments, handed = inputs
-        x, addend, residual, weight, bias, count, *running, eps, relu = arguments
-        out, mean, var, total = BATCH_NORM.overload(*arguments)
+        """Returns the operator's ``[N, F]``, mean and variance ``[F]``, and with an addend the
+        sum."""
+        x, addend, residual, weight, bias, count, *running, eps, relu = inputs
+        out, mean, var, total = BATCH_NORM.overload(*inputs)
         if running[0] is not None and not torch.compiler.is_compiling():
             for moved in running[:3]:
                 torch.autograd.graph.increment_version(moved)
@@ -174,14 +167,14 @@ class BatchNorm(torch.autograd.Function):
         if addend is None:
             return out, mean, var
         # As a result, the saved sum leads a second derivative to both of its terms.
-        return out, mean, var, total, *([addend.view_as(addend)] if handed else [])
+        return out, mean, var, total
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
         """Returns the gradients of input, addend, residual, weight and bias, by torch's own
         operations if they are to be differentiated again."""
-        grad, _, _, grad_sum, into, *_ = *grads, None, None
-        dx = dweight = dbias = dresidual = both = None
+        grad, _, _, grad_sum, *_ = *grads, None
+        dx = dweight = dbias = dresidual = None
         if grad is not None and torch.is_grad_enabled():
             x, weight, bias, *_, count = ctx.saved_tensors
             out, *_ = batch_norm_reference(x, None, weight, bias, count, ctx.eps, ctx.relu)
@@ -190,19 +183,13 @@ class BatchNorm(torch.autograd.Function):
             slope_of = dict(zip(map(id, wanted), slopes, strict=True))
             dx, dweight, dbias = (slope_of.get(id(operand)) for operand in (x, weight, bias))
         elif grad is not None:
-            adds = grad_sum is None and into is not None
-            arguments = *ctx.saved_tensors, into if adds else None, ctx.eps, ctx.relu
-            dx, dweight, dbias, both = BACKWARD.overload(grad, *arguments)
-            both = both if adds else None
+            dx, dweight, dbias = BACKWARD.overload(grad, *ctx.saved_tensors, ctx.eps, ctx.relu)
         if grad is not None and ctx.residual is not None:
             dresidual = grad.to(ctx.residual)
         if grad_sum is not None:
             dx = grad_sum if dx is None else dx + grad_sum
-        if ctx.addend is not None and both is None:
-            both = None if dx is None else dx.to(ctx.addend)
-            if into is not None:
-                both = into if both is None else both + into
-        return dx, both, dresidual, dweight, dbias, *(None,) * 8
+        daddend = None if ctx.addend is None or dx is None else dx.to(ctx.addend)
+        return dx, daddend, dresidual, dweight, dbias, *(None,) * 7
 
 
 def batch_norm(
@@ -237,31 +224,7 @@ def batch_norm(
     moved: Any = (None,) * 4 if running is None else running
     x, addend, residual, weight, bias = contiguous(x, addend, residual, weight, bias)
     arguments = (x, addend, residual, weight, bias, count, *moved, eps, relu)
-    return BatchNorm.apply(*arguments, False)[:3]
-
-
-def batch_norm_handed_on(
-    x: Tensor,
-    addend: Tensor,
-    weight: Tensor,
-    bias: Tensor,
-    count: Tensor,
-    *,
-    eps: float,
-    relu: bool = False,
-    residual: Tensor | None = None,
-    running: Running | None = None,
-) -> tuple[Tensor, Tensor]:
-    """Returns the first result of :func:`batch_norm`, and the addend for its next reader.
-
-    Later code should read the returned addend instead of the one passed in: the norm's backward
-    adds the gradient that arrives through it, which autograd would do in a separate operation.
-    """
-    moved: Any = (None,) * 4 if running is None else running
-    x, addend, residual, weight, bias = contiguous(x, addend, residual, weight, bias)
-    arguments = (x, addend, residual, weight, bias, count, *moved, eps, relu)
-    out, *_, addend = BatchNorm.apply(*arguments, True)
-    return out, addend
+    return BatchNorm.apply(*arguments)[:3]
 
 
 def results(
@@ -272,12 +235,3 @@ def results(
     mean = x.new_empty(x.size(1), dtype=wide_dtype(x))
     total = x.new_empty(0) if addend is None else torch.empty_like(x)
     return torch.empty_like(x, dtype=common_dtype(x, residual)), mean, torch.empty_like(mean), total
-
-
-def gradients(
-    x: Tensor, weight: Tensor, bias: Tensor, into: Tensor | None
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Allocates the gradients of rows, weight and bias, and the row gradient plus ``into``, which
-    is empty without ``into``."""
-    dx, dweight, dbias = map(torch.empty_like, (x, weight, bias))
-    return dx, dweight, dbias, empty_like(into, x)

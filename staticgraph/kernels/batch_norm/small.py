@@ -23,7 +23,6 @@ from staticgraph.kernels.batch_norm import gpu
 from staticgraph.kernels.batch_norm.gpu import affine, move, passed
 from staticgraph.kernels.batch_norm.op import BACKWARD, BATCH_NORM, launches
 from staticgraph.kernels.launch import Launch, read, wide, write
-from staticgraph.kernels.shapes import contiguous
 
 # The least that a load from memory transfers, per row.
 SECTOR_BYTES = 32
@@ -100,11 +99,9 @@ def batch_norm_few_rows_backward(
     mean_in,
     var_in,
     count,
-    into,
     dx,
     dweight,
     dbias,
-    both,
     eps: tl.constexpr,
     rows,
     width: tl.constexpr,
@@ -139,9 +136,6 @@ def batch_norm_few_rows_backward(
     part = tl.where(real_mask, part, 0)
     here = (r < rows)[:, None] & inside[None, :]
     write(dx + at, part, here)
-    if into is not None:
-        part += read(into + at, here, WIDE)
-        write(both + at, part, here)
 
 
 def _options(x: Tensor) -> dict[str, Any]:
@@ -159,9 +153,8 @@ def _options(x: Tensor) -> dict[str, Any]:
     }
 
 
-def _backward_options(grad: Tensor, x: Tensor, into: Tensor | None) -> dict[str, Any]:
-    grad, into = contiguous(grad, into)
-    return {"grad": grad, "into": into, **_options(x)}
+def _backward_options(grad: Tensor, x: Tensor) -> dict[str, Any]:
+    return {"grad": grad.contiguous(), **_options(x)}
 
 
 forward: Callable[..., Any] = Launch(batch_norm_few_rows_forward, options=_options).over(BATCH_NORM)

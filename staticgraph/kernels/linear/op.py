@@ -42,7 +42,7 @@ def torch_product(a: Tensor, b: Tensor) -> Tensor:
     return a @ b.t()
 
 
-def _backward_by(
+def backward_by(
     products: Sequence[Product],
     grad: Tensor,
     x: Tensor,
@@ -87,7 +87,7 @@ def _forward_on_cpu(
 
 def _backward_on_cpu(grad: Tensor, x: Tensor, weight: Tensor, *rest: Any) -> Any:
     products = _products_on_cpu(x, weight, grad.dtype)
-    return _backward_by(products, grad, x, weight, *rest[:3])
+    return backward_by(products, grad, x, weight, *rest[:3])
 
 
 def _products_on_cpu(x: Tensor, weight: Tensor, dtype: torch.dtype) -> list[Product]:
@@ -189,7 +189,7 @@ class Linear(torch.autograd.Function):
             products = _products_on_cpu(x, weight, grad.dtype)
         operands = grad, x, weight, out, into, into_weight
         if products is not None:
-            dx, dweight, dbias = _backward_by(products, *operands, needs)
+            dx, dweight, dbias = backward_by(products, *operands, needs)
         else:
             tickets = None
             if x.device.type == "cuda" and chunks_of(x.size(0))[0] > 1:

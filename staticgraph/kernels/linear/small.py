@@ -20,14 +20,22 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 import triton
 import triton.language as tl
 from torch import Tensor
 
+from staticgraph.internals.dispatch import addmm_activation
 from staticgraph.kernels.launch import Launch, places, product, read, wide_like, write
-from staticgraph.kernels.linear import gpu
 from staticgraph.kernels.linear.limits import chunks_of, fits
-from staticgraph.kernels.linear.op import LINEAR, by_library, shape_of, zero_tickets
+from staticgraph.kernels.linear.op import (
+    LINEAR,
+    backward_by,
+    by_library,
+    shape_of,
+    torch_product,
+    zero_tickets,
+)
 
 # Sides of a tile of forward's results, and the depth that a program multiplies per step.
 ROWS, COLUMNS, STEP = 32, 64, 32
@@ -357,8 +365,22 @@ def on_cuda(
     """Runs forward by torch's product or this module's kernel."""
     if by_library(x, weight, dtype):
         cast = None if bias is None else bias.to(dtype)
-        return gpu.forward(x.to(dtype), weight.to(dtype), cast, relu)
+        return by_torch(x.to(dtype), weight.to(dtype), cast, relu)
     return forward(x, weight, bias, relu, dtype)
+
+
+def by_torch(x: Tensor, weight: Tensor, bias: Tensor | None, relu: bool) -> Tensor:
+    """Runs forward in one launch; ReLU without a bias takes a second one.
+
+    ``_addmm_activation`` has no public name; Inductor's own pass for a linear layer followed by
+    ReLU calls it on CUDA. cuBLASLt adds the bias and clips in the product's epilogue, in float32
+    and the half precisions; where it cannot (a single column), torch falls back to a separate ReLU
+    launch.
+    """
+    if relu and bias is not None:
+        return addmm_activation(bias, x, weight.t(), use_gelu=False)
+    out = F.linear(x, weight, bias)
+    return out.relu_() if relu else out
 
 
 def backward_on_cuda(
@@ -373,4 +395,4 @@ def backward_on_cuda(
     """Runs backward by this module's kernel or torch's products."""
     if fits(*shape_of(x, weight), grad.dtype, x.dtype, weight.dtype):
         return backward(grad, x, weight, out, into, into_weight, tickets)
-    return gpu.backward(grad, x, weight, out, into, into_weight)
+    return backward_by([torch_product] * 2, grad, x, weight, out, into, into_weight)

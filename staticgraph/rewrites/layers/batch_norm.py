@@ -46,18 +46,11 @@ def joined(
     relu: bool,
 ) -> Tensor:
     """``residual + relu(norm(x + addend))``; see :func:`staticgraph.kernels.batch_norm`."""
-    running = running_of(mean, var, tracked, momentum)
-    options = {"addend": addend, "residual": residual, "running": running}
+    running = None
+    if mean is not None and var is not None and tracked is not None:
+        running = Running(mean, var, tracked, momentum)
+    options: Any = {"addend": addend, "residual": residual, "running": running}
     return batch_norm(x, weight, bias, count, eps=eps, relu=relu, **options)[0]
-
-
-def running_of(
-    mean: Tensor | None, var: Tensor | None, tracked: Tensor | None, momentum: float | None
-) -> Running | None:
-    """The running statistics of a norm; None if it keeps none."""
-    if mean is None or var is None or tracked is None:
-        return None
-    return Running(mean, var, tracked, momentum)
 
 
 def rewrite(captured: Captured) -> None:

@@ -13,7 +13,6 @@ from typing import Any
 
 from torch import Tensor
 
-from staticgraph.kernels.batch_norm import batch_norm_handed_on
 from staticgraph.kernels.linear import linear_handed_on
 from staticgraph.kernels.neighbours import neighbours_of
 from staticgraph.kernels.neighbours.program import program_of
@@ -27,7 +26,6 @@ from staticgraph.rewrites.captured_graph.canonical_ops import (
 )
 from staticgraph.rewrites.captured_graph.captured import Captured, same_dtype
 from staticgraph.rewrites.captured_graph.user_code import differentiates
-from staticgraph.rewrites.layers.batch_norm import joined, running_of
 from staticgraph.rewrites.layers.linear import autocast, product
 
 
@@ -41,33 +39,6 @@ def product_handed_on(
     return out.unflatten(0, x.shape[:-1]), same.view_as(x)
 
 
-def joined_handed_on(
-    x: Tensor,
-    addend: Tensor,
-    residual: Tensor | None,
-    weight: Tensor,
-    bias: Tensor,
-    count: Tensor,
-    mean: Tensor | None,
-    var: Tensor | None,
-    tracked: Tensor | None,
-    momentum: float | None,
-    eps: float,
-    relu: bool,
-) -> tuple[Tensor, Tensor]:
-    """:func:`staticgraph.rewrites.layers.batch_norm.joined`, and the addend for later users."""
-    running = running_of(mean, var, tracked, momentum)
-    options: Any = {"residual": residual, "running": running}
-    return batch_norm_handed_on(x, addend, weight, bias, count, eps=eps, relu=relu, **options)
-
-
-# For each operator: the one that hands on, and the places of the operand and of what is handed on.
-_HANDING: dict[Any, tuple[Any, int, int]] = {
-    product: (product_handed_on, 0, 1),
-    joined: (joined_handed_on, 1, 1),
-}
-
-
 def rewrite(captured: Captured) -> None:
     """Rewrites every operator that can hand an operand on to a later user."""
     order = {node: place for place, node in enumerate(captured.graph.nodes)}
@@ -76,7 +47,7 @@ def rewrite(captured: Captured) -> None:
     for node in list(captured.graph.nodes):
         if node in read and is_call(node, neighbours_of):
             _program(captured, node, order, twice)
-        elif node in read and is_call(node, *_HANDING):
+        elif node in read and is_call(node, product):
             _hand_on(captured, node, order)
 
 
@@ -139,22 +110,12 @@ def _program(captured: Captured, node: Call, order: dict[Call, int], twice: bool
 
 
 def _hand_on(captured: Captured, node: Call, order: dict[Call, int]) -> None:
-    function, at, place = _HANDING[node.target]
-    operand = node.args[at]
-    later = [] if operand is None else _later(node, operand, order)
-    if later and _adds_inside(captured, node):
-        call = captured.before(node, function, *node.args, **node.kwargs)
-        _read_through(captured, node, call, order, [(place, operand, later)])
-
-
-def _adds_inside(captured: Captured, node: Call) -> bool:
-    """Whether the gradients of an operand's users are of one dtype, and the operand of one use."""
-    if is_call(node, product) and captured.target.device == "cpu":
-        return same_dtype(*node.args[:2], node)
-    if is_call(node, joined):
-        x, addend, residual = node.args[:3]
-        return addend is not residual and same_dtype(x, addend, residual, node)
-    return True
+    """Hands on the rows that a layer reads; on a CPU, if its gradients are of one dtype."""
+    rows, weight, *_ = node.args
+    later = _later(node, rows, order)
+    if later and (captured.target.device != "cpu" or same_dtype(rows, weight, node)):
+        call = captured.before(node, product_handed_on, *node.args)
+        _read_through(captured, node, call, order, [(1, rows, later)])
 
 
 def _read_through(
