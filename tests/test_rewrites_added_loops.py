@@ -37,11 +37,6 @@ class Tutorial(MessagePassing):
         return norm.view(-1, 1) * x_j
 
 
-class Averaged(Tutorial):
-    def __init__(self):
-        super().__init__("mean")
-
-
 class Activated(Tutorial):
     def message(self, x_j, norm):
         return norm.view(-1, 1) * F.relu(x_j)
@@ -130,10 +125,9 @@ class Trunk(nn.Module):
 
 FIRE = {
     Tutorial: {"neighbours": 2 if torch.__version__ < "2.12" else 3, "added_loops": 3},
-    Averaged: {"added_loops": 3},
     Activated: {"added_loops": 3},
     Largest: {"added_loops": 1},
-    ByHand: {"added_loops": 2, "neighbours": 2},
+    ByHand: {"added_loops": 0, "neighbours": 2},
     Filled: {"added_loops": 4, "neighbours": 4},
     Remaining: {"added_loops": 4, "neighbours": 4},
     RemainingUnweighed: {"added_loops": 2},

@@ -11,7 +11,6 @@ from support.rewritten import (
     CAPACITY,
     IDS,
     OfNodes,
-    assert_as_in_plain_pyg,
     difference,
     fired,
     seeded,
@@ -200,28 +199,12 @@ def test_outputs_and_gradients_are_those_of_plain_pyg(build, compared):
     ("build", "rewrite", "times"),
     [
         (SelectByName, "neighbours", 1),
-        (StackedEnds, "neighbours", 1),
-        (StackedPair, "gcn", 1),
-        (ExpandedGather, "neighbours", 2),
         (MeanOfOthers, "neighbours", 3),
     ],
 )
-def test_another_form_of_ends_gathers_and_means_is_rewritten(build, rewrite, times, compared):
+def test_another_form_of_ends_and_means_is_rewritten(build, rewrite, times, compared):
     _, rewritten = compared(build)
     assert rewritten[rewrite] == times
-
-
-class TablesStacked(StackedSum):
-    """The sum alone."""
-
-    def forward(self, x, edge_index, batch, batch_size):
-        h = torch.stack([table(x[:, i]) for i, table in enumerate(self.tables)]).sum(dim=0)
-        return global_add_pool(h, batch, batch_size)
-
-
-def test_a_stack_of_tables_is_one_lookup(esol):
-    runner = assert_as_in_plain_pyg(seeded(TablesStacked), esol)
-    assert fired(runner)["tables"] == 1
 
 
 class Cast(OfNodes):

@@ -30,7 +30,6 @@ from staticgraph.kernels.neighbours import Builder
 from staticgraph.nn.utils.self_loops import loops_added, loops_remaining, loops_removed
 from staticgraph.rewrites.captured_graph.canonical_ops import (
     ADD,
-    DIV,
     DROPOUT,
     GATHER,
     LINEAR,
@@ -38,14 +37,12 @@ from staticgraph.rewrites.captured_graph.canonical_ops import (
     SCATTER,
     SELECT,
     Call,
-    argument,
     dtype,
     is_call,
     is_fenced,
     is_float,
     is_method,
     shape,
-    sides,
     target_name,
     tensor,
     under_shape,
@@ -63,7 +60,7 @@ class Loops(NamedTuple):
     """Edges with self-loops after them.
 
     Attributes:
-        added: the call of ``add_self_loops``, or of the concatenation.
+        added: the call of ``add_self_loops``.
         rows: the number of rows of a tensor over all of them.
         first: the row at which the self-loops begin.
         skips: whether existing self-loops of the batch are left out.
@@ -84,14 +81,15 @@ class Unknown(Exception):
 
 
 def rewrite(captured: Captured) -> None:
-    """Rewrites every sum and mean over the batch's own edges and one self-loop per node."""
+    """Rewrites every sum over the batch's own edges and one self-loop per node."""
     if not captured.facts:
         return
     parts: dict[tuple[Call, bool], Any] = {}
-    counts: dict[Call, Call] = {}
     for node in captured.calls(SCATTER):
-        if loops := _loops_of(captured, node):
-            _rewrite_node(captured, node, loops, parts, counts)
+        _, index, dim, groups, _ = node.args
+        end = end_of(captured, index)
+        if end is not None and dim == 0 and groups == captured.nodes:
+            _rewrite_node(captured, node, *end, parts)
 
 
 def end_of(captured: Captured, index: Any) -> tuple[Loops, int] | None:
@@ -103,121 +101,47 @@ def end_of(captured: Captured, index: Any) -> tuple[Loops, int] | None:
     return None if loops is None else (loops, index.args[2] % 2)
 
 
-def _loops_of(captured: Captured, node: Call) -> Loops | None:
-    _, index, dim, groups, _ = node.args
-    end = end_of(captured, index)
-    if end is None or dim != 0 or groups != captured.nodes:
-        return None
-    return end[0]
-
-
 def _loops(captured: Captured, pair: Any) -> Loops | None:
-    """``add_self_loops`` of the batch's own edges, or self-loops concatenated by hand."""
-    if captured.over is not None:
+    """``add_self_loops`` of the batch's own edges."""
+    if captured.over is not None or not is_call(pair, operator.getitem) or pair.args[1] != 0:
         return None
-    edge_index = captured.facts["edge_index"]
-    if is_call(pair, operator.getitem) and pair.args[1] == 0:
-        added = pair.args[0]
-        if not is_call(added, loops_added, loops_remaining):
-            return None
-        *_, nodes, rows = added.args
-        first, base, skips = captured.edges, added.args[0], added.target is loops_remaining
-        if is_call(base, operator.getitem) and is_call(base.args[0], loops_removed):
-            removed = base.args[0]
-            first, base, skips = removed.args[4], removed.args[0], True
-        ours = under_shape(base) is edge_index and nodes == captured.nodes
-        return Loops(added, rows, first, skips) if ours else None
-    if is_call(pair, torch.cat, torch.concat) and (shape(pair) or (0,))[0] == 2:
-        parts = pair.args[0]
-        dim = argument(pair, 1, "dim", 0)
-        rows = captured.edges + captured.nodes
-        if dim in (1, -1) and len(parts) == 2 and under_shape(parts[0]) is edge_index:
-            return Loops(pair, rows, captured.edges) if _names_all(captured, parts[1]) else None
-    return None
-
-
-def _names_all(captured: Captured, pair: Any) -> bool:
-    """Whether a pair ``[2, N]`` is every node's number twice."""
-    if shape(pair) != (2, captured.nodes):
-        return False
-    if is_call(pair, torch.stack) and len(pair.args[0]) == 2:
-        dim = argument(pair, 1, "dim", 0)
-        return dim == 0 and all(_numbers(captured, row) for row in pair.args[0])
-    while is_method(pair, "repeat", "expand", "unsqueeze", "view") or is_call(
-        pair, torch.unsqueeze
-    ):
-        if is_method(pair, "repeat") and pair.args[1:] not in ((2, 1), ((2, 1),)):
-            return False
-        pair = pair.args[0]
-    return _numbers(captured, pair)
-
-
-def _numbers(captured: Captured, node: Any) -> bool:
-    """Whether a node is ``torch.arange(N)``."""
-    if not is_call(node, torch.arange) or shape(node) != (captured.nodes,):
-        return False
-    return node.args in ((captured.nodes,), (0, captured.nodes)) and set(node.kwargs) <= {
-        "device",
-        "dtype",
-    }
+    added = pair.args[0]
+    if not is_call(added, loops_added, loops_remaining):
+        return None
+    *_, nodes, rows = added.args
+    first, base, skips = captured.edges, added.args[0], added.target is loops_remaining
+    if is_call(base, operator.getitem) and is_call(base.args[0], loops_removed):
+        removed = base.args[0]
+        first, base, skips = removed.args[4], removed.args[0], True
+    ours = under_shape(base) is captured.facts["edge_index"] and nodes == captured.nodes
+    return Loops(added, rows, first, skips) if ours else None
 
 
 def _rewrite_node(
-    captured: Captured,
-    node: Call,
-    loops: Loops,
-    parts: dict[tuple[Call, bool], Any],
-    counts: dict[Call, Call],
+    captured: Captured, node: Call, loops: Loops, end: int, parts: dict[tuple[Call, bool], Any]
 ) -> None:
-    rows, index, _, groups, reduce = node.args
-    if reduce not in ("sum", "add", *(() if loops.skips else ("mean",))) or not is_float(node):
+    rows, _, _, groups, reduce = node.args
+    if reduce not in ("sum", "add") or not is_float(node):
         captured.miss(NAME, node, f"the {reduce} over edges and added loops")
         return
-    place = end_of(captured, index)
-    assert place is not None
     try:
         of_edges, of_loops = split(captured, rows, loops, parts)
     except Unknown as unknown:
         captured.miss(NAME, node, str(unknown), unknown.node)
         return
     if loops.skips:
-        of_edges = _between(captured, node, of_edges)
-    end = captured.end(place[1])
-    summed = captured.before(node, SCATTER, of_edges, end, 0, groups, "sum")
-    total = captured.before(node, ADD, summed, of_loops)
-    if reduce == "mean":
-        if end not in counts:
-            key = "col_ptr" if place[1] == 0 else "row_ptr"
-            ones = captured.before(node, _edges_and_loop, captured.facts[key], total)
-            counts[end] = ones
-        count = captured.before(node, torch.Tensor.view, counts[end], -1, *[1] * (_dims(total) - 1))
-        total = captured.before(node, DIV, total, count)
-    captured.replace(node, total, NAME)
-
-
-def _between(captured: Captured, node: Call, rows: Call) -> Call:
-    """Rows of edges with those of self-loops set to zero; in a product of rows and one number per
-    row, the number is set to zero instead."""
-    mask = captured.once(
-        ("no loops", dtype(rows)), _no_loops, *map(captured.end, (0, 1)), dtype(rows)
-    )
-    narrow = (captured.edges, *(1,) * (_dims(rows) - 1))
-    if is_call(rows, MUL) and len(narrow) > 1:
-        for first, second in sides(rows):
-            if isinstance(second, Node) and shape(second) == narrow:
-                weight = captured.before(node, MUL, second, captured.reshaped(node, mask, *narrow))
-                return captured.before(node, MUL, first, weight)
-    return captured.before(node, MUL, rows, captured.reshaped(node, mask, *narrow))
+        key, ends = ("no loops", dtype(of_edges)), map(captured.end, (0, 1))
+        mask = captured.once(key, _no_loops, *ends, dtype(of_edges))
+        narrow = (captured.edges, *(1,) * (len(shape(of_edges) or ()) - 1))
+        mask = captured.reshaped(node, mask, *narrow)
+        of_edges = captured.before(node, MUL, of_edges, mask)
+    summed = captured.before(node, SCATTER, of_edges, captured.end(end), 0, groups, "sum")
+    captured.replace(node, captured.before(node, ADD, summed, of_loops), NAME)
 
 
 def _no_loops(src: Tensor, dst: Tensor, kind: torch.dtype) -> Tensor:
     """``[E]``: one for an edge between two nodes, zero for a self-loop."""
     return (src != dst).to(kind)
-
-
-def _edges_and_loop(ptr: Tensor, like: Tensor) -> Tensor:
-    """``[N + 1]`` -> ``[N]``: the number of edges at each node, plus its self-loop."""
-    return ptr.diff().to(like.dtype) + 1
 
 
 def split(
@@ -327,7 +251,3 @@ def _behind(captured: Captured, node: Call, function: Any, *args: Any, **kwargs:
 
 def _kind(fake: Tensor) -> dict[str, Any]:
     return {"dtype": fake.dtype, "device": fake.device}
-
-
-def _dims(node: Call) -> int:
-    return len(shape(node) or ())

@@ -31,7 +31,6 @@ from staticgraph.rewrites.captured_graph.canonical_ops import (
     tensor,
 )
 from staticgraph.rewrites.captured_graph.captured import Captured
-from staticgraph.rewrites.passes.stacked_tensors import unstack
 
 _BINARY = {
     ADD: (operator.add, torch.add, "add"),
@@ -65,7 +64,6 @@ def canonicalize(captured: Captured) -> None:
     for node in list(captured.graph.nodes):
         _binary(node)
         _gather(node)
-        unstack(captured, node)
         _others(captured, node)
         _reduction(captured, node)
 
@@ -129,7 +127,7 @@ def _is_zero(number: Any) -> bool:
 
 
 def _gather(node: Call) -> None:
-    """Unifies ``x[index]``, ``index_select`` and ``gather`` of rows, ``x[0]`` and ``unbind``."""
+    """Unifies ``x[index]`` and ``index_select`` of rows, ``x[0]`` and ``unbind``."""
     if calls(node, torch.index_select) or is_method(node, "index_select"):
         operands = _arguments(node, ("self", "dim", "index"))
         fake = None if operands is None else tensor(operands[0])
@@ -143,9 +141,6 @@ def _gather(node: Call) -> None:
                 (x, 0, index),
                 {},
             )
-        return
-    if calls(node, torch.gather) or is_method(node, "gather"):
-        _expanded_gather(node)
         return
     if not is_call(node, operator.getitem) or tensor(node) is None:
         if is_method(node, "select") and (operands := _arguments(node, ("self", "dim", "index"))):
@@ -195,24 +190,6 @@ def _may_be_negative(index: Call) -> bool:
 
 def _is_negative(number: Any) -> bool:
     return isinstance(number, int | float) and number < 0
-
-
-def _expanded_gather(node: Call) -> None:
-    """``x.gather(0, index)`` by an index that repeats one vector in every column."""
-    operands = _arguments(node, ("self", "dim", "index"))
-    if operands is None or set(node.kwargs) - {"input", "dim", "index"}:
-        return
-    x, dim, index = operands
-    fake, by, vector = tensor(x), tensor(index), _expanded(index)
-    if fake is None or by is None or vector is None or fake.dim() < 2:
-        return
-    if dim % fake.dim() == 0 and by.shape[1:] == fake.shape[1:]:
-        node.op, node.target, node.args, node.kwargs = (
-            "call_function",
-            GATHER,
-            (x, 0, vector),
-            {},
-        )
 
 
 def _new_dimension(key: tuple[Any, ...], result: Tensor | None) -> int | None:
