@@ -19,7 +19,7 @@ from staticgraph.dryrun.operations import OperationCounter, kernels_on_cuda
 from staticgraph.kernels.register import CUDA
 
 # Whose launches are all this library's own.
-COUNTED = [f"neighbours{rest}" for rest in ("", " of a table", " of GINE", " of graphs")]
+COUNTED = [f"neighbours{rest}" for rest in ("", " of GINE", " of graphs")]
 
 
 def sizes_on(device: str, name: str) -> Sizes | None:

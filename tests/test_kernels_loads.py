@@ -46,6 +46,6 @@ def test_a_norm_joins_its_chunks_at_once():
     count = torch.tensor(23)
     rest = (ones, ones, count, None, None, None, None, 1e-5, True)
     forward = launches(norm.forward, x, None, None, *rest)
-    backward = launches(norm.backward, x, x, ones, ones, ones, ones, count, None, 1e-5, True)
+    backward = launches(norm.backward, x, x, ones, ones, ones, ones, count, 1e-5, True)
     assert [each.loops for each in forward + backward] == [1, 1, 1, 1]
     assert all(each.spilled == 0 for each in forward + backward)

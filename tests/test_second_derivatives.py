@@ -9,7 +9,6 @@ from torch_geometric.data import Data
 from torch_geometric.nn import GCNConv, global_add_pool
 
 import staticgraph as sg
-from staticgraph.kernels.table_sum.op import summed_by_entry
 
 # Integers and bytes have no derivative.
 ASKED = {**CASES, **MORE, **{name: dropped.run for name, dropped in DROPPED.items()}}
@@ -55,13 +54,6 @@ def test_every_operator_has_a_second_derivative_or_says_that_it_has_none(name):
     found = sum(float((grad * u).sum()) for grad, u in leaves if grad is not None)
     differences = float(slope(1e-6)[0] - slope(-1e-6)[0]) / 2e-6
     assert found == pytest.approx(differences, rel=1e-5, abs=1e-4)
-
-
-def test_the_gradient_of_a_table_that_edges_read_has_a_second_derivative():
-    """On CUDA, where it is an operator of its own, it was none."""
-    rows = torch.randn(20, 3, dtype=torch.float64, requires_grad=True)
-    code = torch.arange(20) % 4
-    assert torch.autograd.gradgradcheck(lambda rows: summed_by_entry(rows, code, 4).sin(), rows)
 
 
 class Penalised(torch.nn.Module):

@@ -33,8 +33,6 @@ MORE_LAUNCHES = {
     "staticgraph::collate": 1,
     "staticgraph::table_sum_backward": 1,
 }
-# Of the gradient of a table that edges read, which is one row per edge on CUDA, and their sum.
-TABLE_SUM = 2
 
 
 class OperationCounter(TorchDispatchMode):
@@ -86,9 +84,7 @@ def operations(name: str, args: tuple[Any, ...]) -> int:
 def further_launches(name: str, args: tuple[Any, ...]) -> int:
     """The launches on CUDA of one of this library's operators in addition to the first."""
     if name == "staticgraph::neighbours":
-        program = program_of(args[0])
-        tables = sum(result.table >= 0 for result in program.results)
-        return len(parts(program, alone=False)) - 1 + TABLE_SUM * tables
+        return len(parts(program_of(args[0]), alone=False)) - 1
     if name == "staticgraph::batch_norm":
         return norm_launches(args[0], args[8] is not None and args[9] is None) - 1
     if name == "staticgraph::batch_norm_backward":

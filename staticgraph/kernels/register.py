@@ -29,7 +29,7 @@ def operator(
     schema: str,
     *,
     cpu: CpuLoop | Callable[..., Any],
-    cuda: str,
+    cuda: str = "",
     fake: Callable[..., Any],
     check: Callable[..., None] | None = None,
 ) -> Operator:
@@ -41,7 +41,8 @@ def operator(
         cpu: a loop that takes arguments and results of the schema by their names, or a function of
             plain tensors without autograd.
         cuda: where such a function for CUDA, or a :class:`~staticgraph.kernels.launch.Launch`, is,
-            as ``folder.file:name``: Triton is imported by the first call.
+            as ``folder.file:name``: Triton is imported by the first call. Empty for an operator of
+            the CPU alone.
         fake: the same computation on shapes and dtypes alone; it also allocates a loop's results.
         check: gets what a loop returns and the arguments; raises what is wrong with them.
     """
@@ -51,8 +52,9 @@ def operator(
     if isinstance(cpu, CpuLoop):
         cpu = over_tensors(cpu, registered.names, fake, check)
     LIBRARY.impl(name, cpu, "CPU")
-    CUDA[name] = _imported(cuda, registered)
-    LIBRARY.impl(name, beside_its_tensors(CUDA[name]), "CUDA")
+    if cuda:
+        CUDA[name] = _imported(cuda, registered)
+        LIBRARY.impl(name, beside_its_tensors(CUDA[name]), "CUDA")
     torch.library.register_fake(f"{NAMESPACE}::{name}", fake, lib=LIBRARY)
     return registered
 

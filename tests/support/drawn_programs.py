@@ -19,7 +19,7 @@ TABLE = 5
 _UNARY = ("neg", "abs", "tanh", "sigmoid", "sin", "cos", "erf", "softplus")
 
 
-def drawn_program(seed: int) -> tuple[Program, int]:
+def drawn_program(seed: int, tables: bool = True) -> tuple[Program, int]:
     """Returns a program, and how many codes it reads tables by."""
     draw, b = random.Random(seed), Builder()
     heads, columns = draw.choice([1, 1, 2, 3, 4]), draw.choice([1, 3, 4, 8, 16, 20, 31, 33, 64])
@@ -28,6 +28,7 @@ def drawn_program(seed: int) -> tuple[Program, int]:
     codes = 0
     for _ in range(draw.randint(1, 4)):
         place = draw.choice(["source", "source", "target", "edge", "edge", "table", "all"])
+        place = "edge" if place == "table" and not tables else place
         code = codes if place == "table" else -1
         codes += place == "table"
         values.append(b.operand(place, draw.choice(shapes), code))

@@ -197,7 +197,6 @@ CASES: dict[str, Run] = {
     "collate": _collated,
     "dropout_sum of nothing": lambda v, w: dropout_sum(v["rows"], v["rows"], w.seed, 4, p=0.0),
     "order_edges": _ordered,
-    "fold_codes": lambda v, w: fold_codes(w.index, _offsets(w)),
     "graph_attention": _attention,
     "linear": lambda v, w: _linear(v, bias=v["bias"], relu=True),
     "linear alone": lambda v, w: _linear(v),
@@ -220,9 +219,6 @@ CASES: dict[str, Run] = {
         nnconv(HEADS, WIDTH), [v["x"][:, :HEADS], v["rows"]], w.edges
     ),
     "neighbours of PaiNN": lambda v, w: _reduced(painn(COLUMNS), _vectors(v), w.edges),
-    "neighbours of a table": lambda v, w: _reduced(
-        gine(COLUMNS, "table", 0), [v["x"], v["table"]], w.edges, w.index[w.edges.src, 0]
-    ),
     "neighbours of graphs": lambda v, w: _reduced(pools(COLUMNS), [v["x"]], w.graphs),
     "table_sum": lambda v, w: table_sum(w.index, _offsets(w), v["tables"]),
 }
@@ -243,8 +239,15 @@ def _handed_on(v: Values, w: Where) -> list[Tensor]:
     return [out, *again, x * 3, rows * 2]
 
 
+# What there is on a CPU alone.
+ON_CPU: dict[str, Run] = {
+    "fold_codes": lambda v, w: fold_codes(w.index, _offsets(w)),
+    "neighbours of a table": lambda v, w: _reduced(
+        gine(COLUMNS, "table", 0), [v["x"], v["table"]], w.edges, w.index[w.edges.src, 0]
+    ),
+}
 # Options of the same operators that only the CPU needs to show.
-MORE: dict[str, Run] = {
+MORE: dict[str, Run] = ON_CPU | {
     "neighbours in layers": _handed_on,
     "batch_norm of all rows": lambda v, w: list(
         batch_norm(

@@ -6,13 +6,11 @@ Rows have 300 columns or 5 heads of 60, which are no powers of two, unlike every
 from __future__ import annotations
 
 import functools
-from unittest.mock import patch
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from staticgraph.kernels.linear import small
-from staticgraph.kernels.neighbours import op
 from staticgraph.kernels.register import CUDA, NAMESPACE
 from support.compiled import Launch, noted
 from support.kernel_cases import CASES, DROPPED, Sizes
@@ -40,7 +38,7 @@ def launched(name: str, dtype: torch.dtype) -> list[Launch]:
     """Returns the launches of a case, forward and backward."""
 
     def run() -> None:
-        with cases(HEADS, WIDTH), OnCUDA(), patch.object(op, "sums_tables", lambda like: False):
+        with cases(HEADS, WIDTH), OnCUDA():
             results(name, dtype, "cpu", SIZES)
 
     return noted(run)

@@ -2,7 +2,7 @@
 
 Values are computed again in the derivative, so that nothing of the size of all edges is kept, but
 for results of one row per edge. The gradient of rows of a node is a sum over its edges, into it or
-out of it; that of rows of edges is one row per edge; that of a table is such rows, summed by code;
+out of it; that of rows of edges is one row per edge; that of a table is their sum by code;
 and that of the one row for all is a sum over edges and then over nodes. Since all of this is a
 program again, second derivatives need nothing of their own.
 """
@@ -93,12 +93,10 @@ def derivative(
     graded: tuple[int, ...],
     inputs: tuple[int, ...],
     into: tuple[int, ...] = (),
-    sums_tables: bool = False,
 ) -> Derivative:
     """The derivative of ``program`` (:func:`accompanied`) with respect to operands ``inputs``, from
     the gradients of results ``graded``; the gradients from elsewhere of operands ``into`` are added
-    to theirs. The gradient of a table is the table's with ``sums_tables``, one row per edge
-    without."""
+    to theirs."""
     b = Builder()
     b.operands, b.values = list(program.operands), list(program.values)
     b._places = {repr(value): place for place, value in enumerate(b.values)}
@@ -157,7 +155,7 @@ def derivative(
         gradient = Result(grad, _GRADIENTS.get(operand.place, "rows"))
         if own_grad is not None:
             gradient = gradient._replace(start=b.expand(own_grad, operand.shape))
-        if sums_tables and operand.place == "table":
+        if operand.place == "table":
             gradient = gradient._replace(reduction="table_sum", table=number)
         if gradient not in results:
             results.append(gradient)

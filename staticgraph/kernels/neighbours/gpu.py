@@ -124,14 +124,10 @@ def _kernel(text: Text, into: bool) -> Any:
 def forward(
     key: str, operands: Sequence[Tensor], codes: Sequence[Tensor], edges: Sequence[Tensor]
 ) -> list[Tensor]:
-    """Runs a program, in one launch per loop."""
+    """Runs a program without tables, in one launch per loop."""
     results = empty_results(key, operands, codes, edges)
     values: dict[str, Tensor] = dict(zip(Edges._fields, contiguous(*edges), strict=False))
-    for kind, tensors in (
-        ("operand", contiguous(*operands)),
-        ("code", contiguous(*codes)),
-        ("result", results),
-    ):
+    for kind, tensors in (("operand", contiguous(*operands)), ("result", results)):
         values |= {f"{kind}_{number}": tensor for number, tensor in enumerate(tensors)}
     dtype = wide(results[0].dtype)
     for loop in _loops(program_of(key), "order" in values):

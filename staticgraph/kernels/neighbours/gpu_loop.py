@@ -47,7 +47,7 @@ class Text(NamedTuple):
         source: a function called ``NAME``, of :attr:`arguments`, the dtype ``WIDE`` and the number
             of edges that it takes at once, ``LANES``, a power of two.
         arguments: names of the edges' arrays (:class:`staticgraph.kernels.edges.Edges`), and
-            ``operand_0``, ``code_0``, ``result_0`` and so on.
+            ``operand_0``, ``result_0`` and so on.
         tile: numbers of the largest tile of one edge.
         lanes: how many edges to take at once.
     """

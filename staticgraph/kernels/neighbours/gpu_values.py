@@ -93,7 +93,9 @@ class Values:
 
     def _operand(self, number: int) -> Number:
         """The address of the row of an operand."""
-        place, shape, code = self.program.operands[number]
+        place, shape, _ = self.program.operands[number]
+        if place == "table":
+            raise NotImplementedError("a table that edges read")
         name = self.lines.argument(f"operand_{number}")
         per_edge = not self.own_term and place not in ("target" if self.into else "source", "all")
         if place == "all":
@@ -103,8 +105,6 @@ class Values:
             row = "node"
             if place == "edge":
                 row = self.edge()
-            elif place == "table":
-                row = self._read_at(self.lines.argument(f"code_{code}"), self.edge())
             elif per_edge:
                 row = self._other()
             text = f"{name} + {row} * {math.prod(shape)}"

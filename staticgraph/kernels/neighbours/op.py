@@ -21,7 +21,6 @@ from staticgraph.kernels.neighbours.derivative import (
 from staticgraph.kernels.neighbours.program import Program, known, program_of
 from staticgraph.kernels.register import operator
 from staticgraph.kernels.shapes import common_dtype, wide_dtype
-from staticgraph.kernels.table_sum.op import summed_by_entry
 from staticgraph.text.how_many import how_many
 
 
@@ -125,10 +124,10 @@ class Neighbours(torch.autograd.Function):
         operands, edges = saved[:first], Edges(*saved[-arrays:])
         codes = saved[len(saved) - arrays - ctx.codes : -arrays]
         missing = [grad is None for grad in grads]
-        key = ctx.handed, ctx.needs_input_grad, *missing, sums_tables(operands[0])
+        key = ctx.handed, ctx.needs_input_grad, *missing
         plan = program.cache.get(key)
         if plan is None:
-            plan = program.cache[key] = _planned(program, *key[:2], missing, key[-1])
+            plan = program.cache[key] = _planned(program, *key[:2], missing)
         gradients: list[Tensor | None] = [None] * first
         for number, place in plan.into:
             gradients[number] = grads[place]
@@ -139,7 +138,7 @@ class Neighbours(torch.autograd.Function):
             outs = _applied(slope, arguments, codes, edges, ()) if slope.results else ()
             for operand, place in plan.slope.places:
                 rows = outs[place] if place >= 0 else arguments[-1 - place]
-                gradients[operand] = _collected(program, operand, rows, operands[operand], codes)
+                gradients[operand] = _collected(program, operand, rows, operands[operand])
         return None, None, None, None, *gradients
 
 
@@ -159,7 +158,7 @@ class _Plan(NamedTuple):
     into: list[tuple[int, int]]
 
 
-def _planned(program: Program, handed: Any, needs: Any, missing: list[bool], on_cpu: bool) -> _Plan:
+def _planned(program: Program, handed: Any, needs: Any, missing: list[bool]) -> _Plan:
     count = len(program.results)
     graded = tuple(place for place in range(count) if not missing[place])
     inputs = tuple(place for place, need in enumerate(needs[4:]) if need)
@@ -170,7 +169,7 @@ def _planned(program: Program, handed: Any, needs: Any, missing: list[bool], on_
     ]
     if not graded or not inputs:
         return _Plan(None, [], [], into)
-    slope = derivative(program, graded, inputs, tuple(operand for operand, _ in into), on_cpu)
+    slope = derivative(program, graded, inputs, tuple(operand for operand, _ in into))
     kept_numbers, _ = _kept_and_beside(program)
     saved = [len(program.operands) + kept_numbers.index(place) for place in slope.results]
     gradients = [*graded, *(place for _, place in into)]
@@ -190,21 +189,11 @@ def _kept_and_beside(program: Program) -> tuple[list[int], list[int]]:
     return numbers
 
 
-def sums_tables(like: Tensor) -> bool:
-    """Whether a program sums the gradient of a table itself, as the loops of a CPU can."""
-    return like.device.type == "cpu"
-
-
-def _collected(
-    program: Program, operand: int, rows: Tensor, like: Tensor, codes: Sequence[Tensor]
-) -> Tensor:
+def _collected(program: Program, operand: int, rows: Tensor, like: Tensor) -> Tensor:
     """The gradient of an operand, from the result for it."""
-    place, _, code = program.operands[operand]
-    if place == "all":
+    if program.operands[operand].place == "all":
         rows = rows.sum(0)
         rows = rows if rows.shape == like.shape else rows.view(like.shape)
-    elif place == "table" and not sums_tables(like):
-        rows = summed_by_entry(rows.flatten(1), codes[code], len(like)).view(like.shape)
     return cast(rows, like.dtype)
 
 
@@ -218,7 +207,7 @@ def neighbours(
         operands: one tensor per operand of the program, ``[S, *shape]`` of sources, ``[N, *shape]``
             of targets, ``[E, *shape]`` of edges, ``[V, *shape]`` of a table, ``shape`` of one row
             for all; float32, float64, bfloat16 or float16, the last two are computed in float32.
-        codes: ``[E]`` int64, the rows of tables that edges read.
+        codes: ``[E]`` int64, the rows of tables that edges read; on a CPU alone.
         edges: their ends and pointers.
 
     Returns:

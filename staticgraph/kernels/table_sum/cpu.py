@@ -86,10 +86,7 @@ _backwards = on_threads(_backward)
 def backward(
     grad: Matrix, index: IndexRows, offsets: Indices, dweight: Matrix, threads: int
 ) -> None:
-    """Runs backward. The indices were checked by the forward pass; without offsets there is one
-    table."""
-    if len(offsets) == 0:
-        offsets = np.array([0, len(dweight)])
+    """Runs backward. The indices were checked by the forward pass."""
     tables = of_pieces(index.size, dweight)
     _backwards(min(threads, len(tables)), (grad, index, offsets, tables))
     join(tables, dweight)

@@ -94,8 +94,7 @@ def table_sum_backward(
         counts = tl.zeros([ENTRIES, ROWS], WIDE)
         for c in range(columns):
             value = tl.load(index + r * columns + c, mask=r < rows, other=0)
-            entry = value + tl.load(offsets + c) if offsets is not None else value
-            named = tl.where(r < rows, entry, -1).to(tl.int32)
+            named = tl.where(r < rows, value + tl.load(offsets + c), -1).to(tl.int32)
             counts += (v[:, None] == named[None, :]).to(WIDE)
         here = (r < rows)[:, None] & (f < width)[None, :]
         part = tl.load(grad + r[:, None] * width + f[None, :], mask=here, other=0)
@@ -128,22 +127,8 @@ def table_sum_join(
     write(out + at, total, at < size)
 
 
-@triton.jit
-def table_sum_codes(index, offsets, out, rows, columns, BLOCK: tl.constexpr):
-    """One program: the codes of a block of rows, with the columns of the index as mixed-radix
-    digits."""
-    r = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    code = tl.zeros([BLOCK], tl.int64)
-    for c in range(columns):
-        size = tl.load(offsets + c + 1) - tl.load(offsets + c)
-        value = tl.load(index + r * columns + c, mask=r < rows, other=0)
-        # An index outside its table must not lead outside the folded one; see fold_codes.
-        code = code * size + tl.minimum(tl.maximum(value, 0), size - 1)
-    tl.store(out + r, code, mask=r < rows)
-
-
-def backward(grad: Tensor, index: Tensor, offsets: Tensor | None, entries: int) -> Tensor:
-    """Runs backward in two launches; without offsets there is one table."""
+def backward(grad: Tensor, index: Tensor, offsets: Tensor, entries: int) -> Tensor:
+    """Runs backward in two launches."""
     grad = grad.contiguous()
     rows, width = grad.shape
     rows_a_chunk = triton.cdiv(triton.cdiv(max(rows, 1), MAX_CHUNKS), ROWS) * ROWS
@@ -185,15 +170,9 @@ def join(partial: Tensor, dtype: torch.dtype) -> Tensor:
     return out
 
 
-def _one_block(index: Tensor) -> dict[str, Any]:
-    rows, columns = index.shape
-    return {"grid": (triton.cdiv(rows, 256),), "rows": rows, "columns": columns, "BLOCK": 256}
-
-
 def _each_row(index: Tensor, weight: Tensor) -> dict[str, Any]:
     options = by_row(weight.dtype, weight.size(1))
     return {"grid": (len(index),), "columns": index.size(1), **options}
 
 
 forward: Launch = Launch(table_sum_forward, options=_each_row)
-codes: Launch = Launch(table_sum_codes, options=_one_block)

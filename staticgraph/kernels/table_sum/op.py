@@ -34,9 +34,9 @@ def _check(place: int, index: Tensor, offsets: Tensor, *_: Tensor) -> None:
     )
 
 
-# The gradient of the stacked tables; without offsets there is one table.
+# The gradient of the stacked tables.
 _table_gradient = operator(
-    "table_sum_backward(Tensor grad, Tensor index, Tensor? offsets, SymInt entries) "
+    "table_sum_backward(Tensor grad, Tensor index, Tensor offsets, SymInt entries) "
     "-> (Tensor dweight)",
     cpu=cpu.backward,
     cuda="table_sum.gpu:backward",
@@ -52,7 +52,6 @@ _table_sum = operator(
 _codes = operator(
     "fold_codes(Tensor index, Tensor offsets) -> Tensor",
     cpu=cpu.codes,
-    cuda="table_sum.gpu:codes",
     fake=lambda index, offsets: index.new_empty(index.size(0)),
     check=_check,
 ).overload
@@ -78,9 +77,7 @@ class SummedByEntry(torch.autograd.Function):
     """Autograd function of the gradient of tables: the derivative of a sum is a lookup."""
 
     @staticmethod
-    def forward(
-        ctx: Any, rows: Tensor, index: Tensor, offsets: Tensor | None, entries: int
-    ) -> Tensor:
+    def forward(ctx: Any, rows: Tensor, index: Tensor, offsets: Tensor, entries: int) -> Tensor:
         """Returns the sums, ``[V, F]``."""
         ctx.save_for_backward(index, offsets)
         return _table_gradient(rows.contiguous(), index, offsets, entries)
@@ -89,18 +86,7 @@ class SummedByEntry(torch.autograd.Function):
     def backward(ctx: Any, *grads: Any) -> Any:
         """Returns the gradient of the rows."""
         index, offsets = ctx.saved_tensors
-        if offsets is None:
-            return grads[0].index_select(0, index[:, 0]), None, None, None
         return TableSum.apply(index, offsets, grads[0].contiguous()), None, None, None
-
-
-def summed_by_entry(rows: Tensor, code: Tensor, entries: int) -> Tensor:
-    """Computes ``out[v] = sum of rows[r] over the rows r with code[r] = v``.
-
-    It is the gradient of a table of ``entries`` rows that is read by ``code``, from that of the
-    rows that were read; differentiable any number of times, bitwise deterministic.
-    """
-    return SummedByEntry.apply(rows, code.view(-1, 1), None, entries)
 
 
 def table_sum(index: Tensor, offsets: Tensor, weight: Tensor) -> Tensor:
@@ -125,7 +111,7 @@ def table_sum(index: Tensor, offsets: Tensor, weight: Tensor) -> Tensor:
 
 
 def fold_codes(index: Tensor, offsets: Tensor) -> Tensor:
-    """Folds each row of indices into one number, its position among all combinations.
+    """Folds each row of indices into one number, its position among all combinations, on a CPU.
 
     The last column varies fastest, as in ``torch.cartesian_prod``.
 
@@ -137,7 +123,6 @@ def fold_codes(index: Tensor, offsets: Tensor) -> Tensor:
         ``[R]`` int64, below the product of the tables' sizes.
 
     Raises:
-        IndexError: on a CPU, an index is outside its table. On CUDA such an index is clamped to its
-            table.
+        IndexError: an index is outside its table.
     """
     return _codes(index.contiguous(), offsets)

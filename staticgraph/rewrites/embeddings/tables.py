@@ -146,21 +146,14 @@ def _join(captured: Captured, node: Call, terms: list[Any], lookups: list[Lookup
         return
     rest = [t for t, lookup in zip(terms, lookups, strict=True) if lookup is None]
     total: Any = None
+    # On CUDA a sum over neighbours would take more launches to read a folded table than its rows.
+    fold = len(groups) == 1 and captured.target.device == "cpu"
     for base, members in groups.items():
-        joined = _table_sum(captured, node, base, members, fold=_folds(captured, groups, rest))
+        joined = _table_sum(captured, node, base, members, fold)
         total = joined if total is None else captured.before(node, ADD, total, joined)
     for term in rest:
         total = captured.before(node, ADD, total, term)
     captured.replace(node, total, NAME)
-
-
-def _folds(captured: Captured, groups: dict[Call, list[Lookup]], rest: list[Any]) -> bool:
-    """Whether a sum of such tables may be folded.
-
-    If something else is added to it, no sum over neighbours reads the folded table, which on CUDA
-    would cost three more launches.
-    """
-    return len(groups) == 1 and (not rest or captured.target.device == "cpu")
 
 
 def _table_sum(

@@ -95,9 +95,8 @@ class Reading:
         which = self.captured.index(index)
         if (shape(base) or (0,))[0] == self.captured.nodes_at(which):
             return "source" if which == "src" else "target"
-        # On CUDA what several messages read of a table is looked up, and its gradient summed, once.
-        shared = self.captured.target.device != "cpu" and len(node.users) > 1
-        return "table" if is_small(self.captured, node) and not shared else None
+        on_cpu = self.captured.target.device == "cpu"
+        return "table" if on_cpu and is_small(self.captured, node) else None
 
     def _reduction(self, node: Call) -> str | None:
         if not is_call(node, SCATTER, weighed_sum, log_sum) or not node.users:
