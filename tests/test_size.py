@@ -19,17 +19,17 @@ ROOT = Path(__file__).parents[1]
 SIZES = {
     "bench": (29, 17724),  # break-even, the README's table
     "staticgraph": (5, 3545),  # declared classes, dense batches, calls that a trace is spared
-    "staticgraph/atoms": (6, 5039),  # neighbours found in a step, streams, searches fitted to data
+    "staticgraph/atoms": (6, 4990),  # neighbours found in a step, streams, searches fitted to data
     "staticgraph/batches": (29, 20670),  # namespaces in a trace, padding rows that share graphs
     "staticgraph/checking": (13, 15183),  # what differs in float32 alone, looked at in float64
     "staticgraph/cli": (15, 10643),  # memory of other data is refused
     "staticgraph/datasets": (10, 6657),  # convert refuses before it converts
     "staticgraph/distributed": (5, 3297),  # ranks agree on a capacity
-    "staticgraph/dryrun": (16, 9775),  # the assembler of torch's CUDA builds
+    "staticgraph/dryrun": (16, 9749),  # the assembler of torch's CUDA builds
     "staticgraph/epochs": (7, 6098),  # torch's samplers, compared between ranks, draws named
     "staticgraph/files": (12, 3234),  # what was written, for stores and large graphs alike
     "staticgraph/internals": (8, 1876),  # sound loops of Inductor, checkpoints seen
-    "staticgraph/kernels": (57, 46381),  # any message over any edges, oneDNN's products on a CPU
+    "staticgraph/kernels": (57, 46191),  # any message over any edges, oneDNN's products on a CPU
     "staticgraph/lightning": (4, 2390),  # own loaders, its own backward, predictions in order
     "staticgraph/memory": (5, 3696),  # models of other versions are refused
     "staticgraph/models": (5, 1413),  # typed graphs refused by name
@@ -42,7 +42,7 @@ SIZES = {
     "staticgraph/plans": (13, 9893),  # a large graph among small ones, few of them too
     "staticgraph/probing": (8, 4641),  # what is held out is not fitted
     "staticgraph/recording": (11, 8723),  # the optimizer's moved in, what is carried over
-    "staticgraph/rewrites": (42, 34225),  # any message over any edges, casts that ask for rounding
+    "staticgraph/rewrites": (41, 32727),  # any message over any edges, casts that ask for rounding
     "staticgraph/runner": (19, 16577),  # loaders, warm-ups over graphs, a second look from nearby
     "staticgraph/serving": (15, 8463),  # connections that end, a request that fails alone
     "staticgraph/sizes": (6, 2875),  # graphs of one size, paths in a trace
