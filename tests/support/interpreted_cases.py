@@ -15,9 +15,12 @@ from unittest.mock import patch
 import pytest
 import torch
 import torch.nn.functional as F
+from torch_geometric.data import Data
 
 assert os.environ.get("TRITON_INTERPRET") == "1"
 
+import staticgraph as sg  # noqa: E402
+from staticgraph import rewrites  # noqa: E402
 from staticgraph.kernels import edges, order_edges  # noqa: E402
 from staticgraph.kernels.batch_norm import gpu as norm  # noqa: E402
 from staticgraph.kernels.batch_norm import op as norm_op  # noqa: E402
@@ -32,8 +35,12 @@ from staticgraph.kernels.neighbours import op as neighbours_op  # noqa: E402
 from staticgraph.kernels.register import CUDA, LIBRARY  # noqa: E402
 from staticgraph.kernels.table_sum import gpu as table  # noqa: E402
 from support.attending import assert_drops_its_share  # noqa: E402
+from support.dryrun_models import MovingAtoms, forces_loss  # noqa: E402
 from support.kernel_cases import COMPARED, DTYPES, ON_CPU, Sizes  # noqa: E402
 from support.kernel_oracle import SAMPLES, assert_running_statistics, wrong_results  # noqa: E402
+from support.random_forward import RandomForward  # noqa: E402
+from support.rewritten import difference, fired, runs, seeded  # noqa: E402
+from support.runners import sgd_runner  # noqa: E402
 from support.sampled import in_turn  # noqa: E402
 
 
@@ -235,3 +242,53 @@ def test_attention_of_a_graph_has_the_same_bits_whatever_stands_beside_it():
 
 def test_dropped_weights_keep_their_share_and_go_by_seed_and_site():
     assert_drops_its_share(draw_weights_mask, nodes=30)
+
+
+class Elsewhere(str):
+    """A device that is CUDA to rewrites, and the CPU to torch."""
+
+    __hash__ = str.__hash__
+
+    def __eq__(self, other):
+        return other == "cuda"
+
+    def __ne__(self, other):
+        return other != "cuda"
+
+
+@pytest.fixture
+def rewritten_for_cuda(monkeypatch):
+    """Rewrites graphs as on CUDA, whose operators Triton's interpreter runs here."""
+    target = rewrites.RewriteTarget(Elsewhere("cpu"), compiled=False)
+    monkeypatch.setattr(rewrites, "RewriteTarget", lambda *_: target)
+
+
+@pytest.mark.parametrize("seed", range(int(os.environ.get("FORWARDS", "6"))))
+def test_a_random_forward_is_plain_pygs(seed, esol, rewritten_for_cuda):
+    model = seeded(lambda: RandomForward(seed))
+    if runs(model, esol):
+        assert difference(model, esol)[0] <= 1e-9, model.steps
+
+
+def test_forces_of_atoms_whose_edges_are_found_in_the_step(rewritten_for_cuda):
+    """Messages and layers, and the derivatives of both twice."""
+    random = torch.Generator().manual_seed(0)
+    atoms = [
+        Data(
+            z=torch.ones(n, dtype=torch.int64),
+            pos=2 * torch.randn(n, 3, generator=random).double(),
+            y=torch.randn(1, generator=random).double(),
+        )
+        for n in (2, 3, 5)
+    ]
+    gradients = []
+    for mode in ("eager", "fused"):
+        torch.manual_seed(0)
+        model = MovingAtoms(2, 8).double()
+        model.near.images = (0, 0, 0)
+        options = {"loss": forces_loss, "differentiable": ("pos",)}
+        runner = sgd_runner(model, [(13, 0, 4)], mode, **options)
+        runner.step(next(iter(runner.loader(sg.GraphStore.from_pyg(atoms), exact=False))))
+        gradients.append([parameter.grad for parameter in model.parameters()])
+    assert fired(runner)["neighbours"] == 2
+    torch.testing.assert_close(*gradients, rtol=1e-9, atol=1e-12)
