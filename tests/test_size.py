@@ -42,7 +42,7 @@ SIZES = {
     "staticgraph/plans": (13, 9893),  # a large graph among small ones, few of them too
     "staticgraph/probing": (8, 4641),  # what is held out is not fitted
     "staticgraph/recording": (11, 8723),  # the optimizer's moved in, what is carried over
-    "staticgraph/rewrites": (41, 32727),  # any message over any edges, casts that ask for rounding
+    "staticgraph/rewrites": (41, 32799),  # any message over any edges, casts that ask for rounding
     "staticgraph/runner": (19, 16577),  # loaders, warm-ups over graphs, a second look from nearby
     "staticgraph/serving": (15, 8463),  # connections that end, a request that fails alone
     "staticgraph/sizes": (6, 2875),  # graphs of one size, paths in a trace

@@ -2,12 +2,13 @@
 
 On CUDA, ReLU's mask and the bias's gradient are in its backward's own launches; on a CPU a graph
 that runs operation by operation gets oneDNN's products where they are faster, those of a GRU cell
-included.
+and of plain matrices included.
 """
 
 from __future__ import annotations
 
 import math
+import operator
 
 import torch
 from torch import Tensor
@@ -19,6 +20,7 @@ from staticgraph.rewrites.captured_graph.canonical_ops import (
     Call,
     dtype,
     is_call,
+    is_method,
     only_user,
     shape,
 )
@@ -26,6 +28,7 @@ from staticgraph.rewrites.captured_graph.captured import Captured
 from staticgraph.rewrites.captured_graph.user_code import differentiates
 
 NAME = "linear"
+_PRODUCTS = (torch.matmul, torch.mm, operator.matmul)
 
 
 def autocast(x: Tensor) -> torch.dtype:
@@ -63,6 +66,10 @@ def rewrite(captured: Captured) -> None:
     for node in list(captured.graph.nodes):
         if is_call(node, LINEAR):
             _rewrite_layer(captured, node, *node.args)
+        elif on_cpu and (is_call(node, *_PRODUCTS) or is_method(node, "matmul", "mm")):
+            if len(node.args) == 2 and len(shape(node.args[1]) or ()) == 2:
+                weight = captured.before(node, torch.t, node.args[1])
+                _rewrite_layer(captured, node, node.args[0], weight, None)
         elif on_cpu and is_call(node, torch.gru_cell):
             x, state, *weights = node.args
             layers = (x, weights[0]), (state, weights[1])
