@@ -30,7 +30,7 @@ from .runner.exported import load_exported as load_exported
 from .runner.runner import StaticGraphRunner as StaticGraphRunner
 from .runner.runner import prepare as prepare
 from .schema import Schema as Schema
-from .serving.engine.server import Server as Server
+from .serving.server import Server as Server
 from .sizes.capacity import Capacity as Capacity
 from .steps.loss.mean_loss import masked_mean as masked_mean
 from .store.graph_store import GraphStore as GraphStore

@@ -63,7 +63,6 @@ FLOORS_OF = {
     "outofcore": ("policies", "disk", "sampling", "training"),
     "rewrites": ("captured_graph", "passes", "neighbours", "attention", "embeddings", "layers"),
     "steps": ("state", "loss", "tracing", "computation", "compilation"),
-    "serving": ("bodies", "engine", "http"),
 }
 PURE = ("errors", "jit", "schema", "text", "files", "sizes", "packing", "memory", "plans", "epochs")
 HEAVY = {"torch", "torch_geometric", "triton"}

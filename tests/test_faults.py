@@ -30,9 +30,9 @@ from support.saved_kinds import FOLDERS, KINDS, Parts
 
 import staticgraph as sg
 from staticgraph.batches.loading import loader as loading
-from staticgraph.serving.engine import server
-from staticgraph.serving.engine.server import Server
-from staticgraph.serving.engine.statistics import Counts
+from staticgraph.serving import server
+from staticgraph.serving.server import Server
+from staticgraph.serving.statistics import Counts
 
 EVERY_CASE = "EVERY_CASE" in os.environ
 

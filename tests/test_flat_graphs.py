@@ -15,9 +15,9 @@ from torch_geometric.data import Data
 
 import staticgraph as sg
 from staticgraph.schema import Schema
-from staticgraph.serving.bodies.checked_graphs import BadBody, store_of
-from staticgraph.serving.bodies.reader import Reader
-from staticgraph.serving.engine.request import concatenated
+from staticgraph.serving.checked_graphs import BadBody, store_of
+from staticgraph.serving.reader import Reader
+from staticgraph.serving.request import concatenated
 
 
 def graph(nodes: int, seed: int = 0) -> Data:

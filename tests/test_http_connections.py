@@ -14,7 +14,7 @@ pytest.importorskip("httptools", reason="needs uvicorn's parser in C")
 from support.http_line import PATIENCE_S, Nodes, answers, connected, read_all, served, talk
 from support.served_graphs import graph
 
-from staticgraph.serving.http import app
+from staticgraph.serving import app
 
 
 def body_of(*nodes: int) -> bytes:

@@ -21,8 +21,8 @@ import staticgraph as sg
 
 pytest.importorskip("fastapi", reason="needs the extra serve")
 
-from staticgraph.serving.http import backends
-from staticgraph.serving.http.backends import AsyncServer, ReaderConnections, RemoteServer
+from staticgraph.serving import backends
+from staticgraph.serving.backends import AsyncServer, ReaderConnections, RemoteServer
 
 
 class Line:
@@ -239,7 +239,7 @@ def test_answers_that_cannot_be_sent_end_the_connection(monkeypatch, ended):
 
 def test_a_process_that_reads_needs_no_torch():
     code = (
-        "import sys, staticgraph.serving.http.app\n"
+        "import sys, staticgraph.serving.app\n"
         "found = {'torch', 'torch_geometric', 'rdkit'} & {*sys.modules}\n"
         "assert not found, found\n"
     )

@@ -10,7 +10,7 @@ import pytest
 import torch
 from scipy.special import expit, softmax
 
-from staticgraph.serving.http.replies import reply
+from staticgraph.serving.replies import reply
 
 ROWS = torch.tensor([[0.5, -2.0, 3.0], [1.0, 1.0, -400.0]], dtype=torch.float64)
 # Two graphs, one with three nodes and one with none.

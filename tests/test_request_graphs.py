@@ -13,8 +13,8 @@ from torch_geometric.data import Data
 
 import staticgraph as sg
 from staticgraph.plans.plan import BucketPlan
-from staticgraph.serving.bodies.checked_graphs import BadBody, store_of
-from staticgraph.serving.bodies.reader import Reader
+from staticgraph.serving.checked_graphs import BadBody, store_of
+from staticgraph.serving.reader import Reader
 
 
 class Bonds(Data):

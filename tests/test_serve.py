@@ -28,7 +28,7 @@ from torch_geometric.data import Batch, Data
 
 import staticgraph as sg
 from staticgraph.errors import BatchFailed
-from staticgraph.serving.smaller_buckets import for_serving
+from staticgraph.serving import for_serving
 from staticgraph.sizes.capacity import GraphSize
 from staticgraph.training.checkpoint import Trained
 
@@ -38,7 +38,7 @@ testclient = pytest.importorskip("starlette.testclient", reason="needs starlette
 
 from support.served_app import app_of_run  # noqa: E402
 
-from staticgraph.serving.http.app import reads_inline  # noqa: E402
+from staticgraph.serving.app import reads_inline  # noqa: E402
 from staticgraph.serving.service import fits_molecules, has_molecules  # noqa: E402
 
 # They serve a model that is trained for them; what needs none is in other files.
@@ -204,7 +204,7 @@ def test_stopping_closes_the_server(run_folder, monkeypatch):
 def test_what_stays_for_a_while_is_taken_apart_at_the_end():
     """Otherwise Triton's extension reports leaks when the process ends."""
     script = (
-        "import atexit, gc; from staticgraph.serving.http.app import settle\n"
+        "import atexit, gc; from staticgraph.serving.app import settle\n"
         "atexit.register(lambda: print(gc.get_freeze_count()))\n"
         "settle(); print(gc.get_freeze_count() > 0)"
     )

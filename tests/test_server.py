@@ -28,7 +28,7 @@ from torch import nn
 from torch_geometric.data import Data
 
 import staticgraph as sg
-from staticgraph.serving.bodies.checked_graphs import store_of
+from staticgraph.serving.checked_graphs import store_of
 
 
 def server_of(out: str = "graph", **options) -> sg.Server:

@@ -12,8 +12,8 @@ import pytest
 from support.served_graphs import PATIENCE_S, Held, flat_of, graph, runner_of, same
 
 import staticgraph as sg
-from staticgraph.serving.bodies.checked_graphs import store_of
-from staticgraph.serving.engine.request import concatenated
+from staticgraph.serving.checked_graphs import store_of
+from staticgraph.serving.request import concatenated
 
 
 def server_of(**options) -> sg.Server:
@@ -135,7 +135,7 @@ def test_a_thread_that_fails_leaves_nobody_waiting(monkeypatch, caplog):
     """If the server itself fails, the callers whose graphs were already taken get an error too."""
     server = server_of(max_wait_ms=0)
     monkeypatch.setattr(
-        "staticgraph.serving.engine.statistics.Counts.ran",
+        "staticgraph.serving.statistics.Counts.ran",
         lambda *_: raises(MemoryError("none left")),
     )
     held = Held(server)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from support.served_graphs import BUCKETS, graph
 
 import staticgraph as sg
-from staticgraph.serving.engine.request import Request
-from staticgraph.serving.engine.waiting import Waiting
+from staticgraph.serving.request import Request
+from staticgraph.serving.request import Waiting
 
 
 def waiting_of(max_wait_s: float = 1.0, buckets=BUCKETS) -> Waiting:

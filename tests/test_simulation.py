@@ -28,9 +28,9 @@ from torch_geometric.nn import global_add_pool
 import staticgraph as sg
 from staticgraph.batches.loading import loader as loading
 from staticgraph.recording.recorded_inputs import RecordedInputs
-from staticgraph.serving.bodies.checked_graphs import store_of
-from staticgraph.serving.engine import request as requests
-from staticgraph.serving.engine.server import Server
+from staticgraph.serving.checked_graphs import store_of
+from staticgraph.serving import request as requests
+from staticgraph.serving.server import Server
 
 FIRST, _, LAST = os.environ.get("SEEDS", "0:120").partition(":")
 SEEDS = range(int(FIRST), int(LAST) if LAST else int(FIRST) + 1)

@@ -16,7 +16,7 @@ from staticgraph.cli.refusals import require_trained
 from staticgraph.errors import BadGraph
 from staticgraph.files import atomic
 from staticgraph.files.document import to_json
-from staticgraph.serving.bodies.checked_graphs import BadBody, check_categories
+from staticgraph.serving.checked_graphs import BadBody, check_categories
 from staticgraph.text.how_many import how_many
 from staticgraph.text.progress import bar
 from staticgraph.training.options import FOLDER, OUTPUT_FILE, DataOptions, Device, Mode, choice

@@ -109,7 +109,7 @@ def run(*, options: ServeOptions = ServeOptions()) -> int:
     if options.folder is not None:
         require_trained(options.folder, options.compile_mode, options.device)
     load()
-    from staticgraph.serving.http.app import settle
+    from staticgraph.serving.app import settle
     from staticgraph.serving.service import Limits, service_of_export, service_of_run
 
     limits = Limits(options.max_wait_ms, options.max_queue, options.max_graphs, options.max_body)
@@ -189,8 +189,8 @@ def serve(service: Service, listening: socket.socket, workers: int) -> bool:
     import uvicorn
     from uvicorn.supervisors import Multiprocess
 
-    from staticgraph.serving.http.app import config_of, make_app, reader_app
-    from staticgraph.serving.http.backends import AsyncServer, ReaderConnections
+    from staticgraph.serving.app import config_of, make_app, reader_app
+    from staticgraph.serving.backends import AsyncServer, ReaderConnections
 
     server, reader, title, task = service
     if not workers:

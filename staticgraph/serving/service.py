@@ -13,10 +13,10 @@ from staticgraph.runner.exported import load_exported
 from staticgraph.runner.prediction import Predictor
 from staticgraph.runner.runner import StaticGraphRunner
 from staticgraph.schema import Schema
-from staticgraph.serving.bodies.checked_graphs import Categories, fields_of
-from staticgraph.serving.bodies.reader import Reader
-from staticgraph.serving.engine.server import Server
-from staticgraph.serving.smaller_buckets import for_serving
+from staticgraph.serving import for_serving
+from staticgraph.serving.checked_graphs import Categories, fields_of
+from staticgraph.serving.reader import Reader
+from staticgraph.serving.server import Server
 from staticgraph.training.checkpoint import Trained
 from staticgraph.training.job import device_of
 

@@ -13,10 +13,10 @@ import uvicorn
 from fastapi import FastAPI
 
 import staticgraph as sg
-from staticgraph.serving.bodies.checked_graphs import Arrays
-from staticgraph.serving.bodies.reader import Reader
-from staticgraph.serving.http.app import config_of, make_app
-from staticgraph.serving.http.replies import reply
+from staticgraph.serving.checked_graphs import Arrays
+from staticgraph.serving.reader import Reader
+from staticgraph.serving.app import config_of, make_app
+from staticgraph.serving.replies import reply
 from support.patience import patience
 from support.served_graphs import graph
 

@@ -7,8 +7,8 @@ from typing import Any
 
 from fastapi import FastAPI
 
-from staticgraph.serving.http.app import make_app
-from staticgraph.serving.http.backends import AsyncServer
+from staticgraph.serving.app import make_app
+from staticgraph.serving.backends import AsyncServer
 from staticgraph.serving.service import Limits, Service, service_of_run
 
 

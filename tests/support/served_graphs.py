@@ -11,7 +11,7 @@ from torch_geometric.data import Data
 from torch_geometric.nn import GINEConv, global_add_pool
 
 import staticgraph as sg
-from staticgraph.serving.bodies.checked_graphs import Arrays
+from staticgraph.serving.checked_graphs import Arrays
 from support.patience import patience
 from support.runners import made_runner
 

@@ -32,10 +32,12 @@ from staticgraph.errors import BadGraph, GraphTooLarge, ServerBusy, ServerClosed
 from staticgraph.nn.context.bound_batch import Restored
 from staticgraph.runner.prediction import Predictor, listed, new_graphs
 from staticgraph.schema import Schema
-from staticgraph.serving.bodies.checked_graphs import BadBody, first_line
-from staticgraph.serving.engine.request import (
+from staticgraph.serving.checked_graphs import BadBody, first_line
+from staticgraph.serving.request import (
     Piece,
     Request,
+    TakenBatch,
+    Waiting,
     batch_failed,
     concatenated,
     hand_out,
@@ -43,8 +45,7 @@ from staticgraph.serving.engine.request import (
     requests_of,
     store_of,
 )
-from staticgraph.serving.engine.statistics import Counts, ServerStats
-from staticgraph.serving.engine.waiting import TakenBatch, Waiting
+from staticgraph.serving.statistics import Counts, ServerStats
 from staticgraph.store.columns import sort_by_key
 from staticgraph.store.graph_columns import GraphColumns
 from staticgraph.store.graph_store import GraphStore

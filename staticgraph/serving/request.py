@@ -1,28 +1,47 @@
-"""A request, from the queue to its caller's answer; its graphs and outputs in batches."""
+"""Requests: their queue, the choice of the next batch, and each one's part of the outputs.
+
+The problem: single graphs arrive at any time, and a recorded step costs the same for one graph as
+for a full bucket. The idea: each time, all waiting graphs are packed as a stream, in order of
+arrival (:mod:`staticgraph.packing.stream`); a pack is ready once a graph no longer fitted into it,
+or once its oldest graph has waited long enough. Buckets that differ only in their capacity, and not
+in the size of the largest graph, form one line: graphs are packed by the limits of the largest
+bucket, and a pack runs in the smallest bucket that holds it.
+
+The invariant: every graph that was added is taken exactly once, no bucket is exceeded, and a graph
+that has waited its time goes before any later one, so none starves. There is no thread, clock or
+lock here: the caller passes the time as a number, and holds the lock.
+"""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
-from itertools import chain, groupby, repeat
+from itertools import chain, compress, groupby, repeat
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from staticgraph.batches.batch.containers import parts_of, with_leaves
 from staticgraph.batches.batch.predictions import Predictions, is_dense
 from staticgraph.batches.batch.static_batch import StaticBatch
 from staticgraph.errors import BatchFailed
-from staticgraph.serving.bodies.checked_graphs import first_line
+from staticgraph.packing.placement import group_by_pack, homes, limits_array, place_batches
+from staticgraph.packing.stream import pack_stream
+from staticgraph.serving.checked_graphs import first_line
+from staticgraph.sizes.capacity import Capacity
 from staticgraph.sizes.whole_numbers import IntArray
 from staticgraph.steps.computation.model_call import Path
 from staticgraph.store.graph_columns import GraphColumns, assembled
 from staticgraph.store.graph_store import GraphStore
 from staticgraph.store.joined_parts import gathered
 from staticgraph.text.how_many import how_many
+
+# The most waiting graphs considered: far more than a batch holds, packed in well under 1 ms.
+LOOK_AT = 8192
 
 log: logging.Logger = logging.getLogger("staticgraph.serving")
 
@@ -46,10 +65,8 @@ class Request:
         self.arrived: float = arrived
         self.future: Future[Any] = Future()
         self.over: bool = False
-        self._begun = False
-        self._order: list[int] = []  # of the graphs that ran
-        self._outputs: list[dict[Path, Any]] = []
-        self._form: Any = None
+        # Of each batch: the graphs that ran, the rows of each output, and its containers.
+        self._parts: list[tuple[list[int], dict[Path, Any], Any]] = []
 
     def __len__(self) -> int:
         return len(self.graphs)
@@ -61,9 +78,8 @@ class Request:
 
     def begin(self) -> bool:
         """Marks the request as running, after which it cannot be cancelled; returns False if it is
-        over or was cancelled, so that its graphs need not run. The caller holds the lock."""
-        if not (self.over or self._begun):
-            self._begun = True
+        over or was cancelled, so that its graphs need not run."""
+        if not (self.over or self.future.running()):
             try:
                 self.over = not self.future.set_running_or_notify_cancel()
             except Exception:  # its caller already set a result; this affects no other request
@@ -71,35 +87,31 @@ class Request:
         return not self.over
 
     def end(self) -> bool:
-        """Marks the request as over; True for the one call that must then answer it. The caller
-        holds the lock."""
+        """Marks the request as over; True for the one call that must then answer it."""
         first, self.over = self.begin(), True
         return first
 
     def take(self, graphs: list[int], outputs: dict[Path, Any], form: Any) -> None:
         """Takes the outputs of some of the graphs, as of :func:`_rows`, and their containers."""
-        self._order += graphs
-        self._outputs.append(outputs)
-        self._form = form
+        self._parts.append((graphs, outputs, form))
 
     @property
     def complete(self) -> bool:
         """Whether all graphs have their outputs."""
-        return len(self._order) == len(self)
+        return sum(len(graphs) for graphs, *_ in self._parts) == len(self)
 
     def outcome(self) -> Any:
         """The answer once it is complete, or a :class:`BatchFailed` if the outputs of several
         batches cannot be combined (different keys or shapes)."""
-        try:
-            paths = self._outputs[-1]  # in the order of the last containers
-            leaves = (
-                _merged([rows[path] for rows in self._outputs], self._order) for path in paths
-            )
-            return with_leaves(self._form, leaves)
+        graphs, outputs, forms = zip(*self._parts, strict=True)
+        try:  # in the order of the last containers
+            order = [*chain(*graphs)]
+            leaves = (_merged([rows[path] for rows in outputs], order) for path in outputs[-1])
+            return with_leaves(forms[-1], leaves)
         except BaseException as error:  # a container of the model's own class may do anything
             return batch_failed(
                 f"a request of {how_many(len(self), 'graph')} ran in "
-                f"{how_many(len(self._outputs), 'batch')}, whose outputs do not go together "
+                f"{how_many(len(outputs), 'batch')}, whose outputs do not go together "
                 f"({type(error).__name__}: {first_line(error)}): ask for fewer at a time, or give "
                 "outputs of the same form and width from every batch",
                 error,
@@ -134,6 +146,107 @@ class Piece(NamedTuple):
 def requests_of(pieces: Sequence[Piece]) -> list[Request]:
     """The requests of the pieces, each once, in order."""
     return [request for request, _ in groupby(pieces, lambda piece: piece.request)]
+
+
+# ---------------------------------------------------------------------- the queue
+
+
+class TakenBatch(NamedTuple):
+    """The graphs of the next batch in order of arrival, and its bucket."""
+
+    pieces: list[Piece]
+    bucket: int
+
+
+class Waiting:
+    """The queue of waiting graphs, of sizes with so many components; the buckets ascend."""
+
+    def __init__(self, capacities: Sequence[Capacity], components: int, max_wait_s: float) -> None:
+        self._limits = limits_array(capacities)
+        self._max_wait_s = max_wait_s
+        self._lines = _largest_of_lines(capacities, self._limits)
+        self._pieces: list[Piece] = []
+        self._sizes = [np.zeros((0, components), np.int64)]  # of the pieces, in several arrays
+        self._chosen(np.zeros((1, components), np.int64), due=True)  # compiles the loops
+
+    def __len__(self) -> int:
+        return len(self._pieces)
+
+    def unfit(self, sizes: IntArray) -> list[int]:
+        """The positions of the graphs, given their sizes ``[n, C]``, that fit no bucket."""
+        return np.flatnonzero(homes(sizes, self._lines) < 0).tolist()
+
+    def add(self, request: Request) -> None:
+        """Adds the graphs of a request; each graph must fit a bucket."""
+        pieces, sizes = [Piece(request, graph) for graph in request.graphs], request.sizes
+        self._sizes.append(sizes)  # nothing fails from here, so both stay consistent
+        self._pieces += pieces
+
+    def due(self) -> float | None:
+        """The time when the oldest graph has waited long enough; None if none waits."""
+        return self._pieces[0].request.arrived + self._max_wait_s if self._pieces else None
+
+    def take(self, now: float, everything: bool = False) -> TakenBatch | None:
+        """Removes and returns the graphs of the next batch; None if none need to run yet, unless
+        ``everything`` must run without waiting. ``now`` is in seconds, by the arrivals' clock."""
+        over = [piece.request.over or piece.request.future.cancelled() for piece in self._pieces]
+        for place in np.flatnonzero(over):
+            self._pieces[place].request.begin()  # notifies the waiters of a cancelled future
+        sizes = self._keep(~np.array(over, bool))
+        due = self.due()
+        if due is None or (chosen := self._chosen(sizes, everything or now >= due)) is None:
+            return None
+        bucket, places = chosen
+        pieces = [self._pieces[place] for place in places]
+        rest = np.ones(len(self), bool)
+        rest[places] = False
+        self._keep(rest)
+        return TakenBatch(pieces, bucket)
+
+    def clear(self) -> list[Request]:
+        """Removes all graphs, and returns their requests."""
+        requests = requests_of(self._pieces)
+        self._keep(np.zeros(len(self), bool))
+        return requests
+
+    def _keep(self, stay: NDArray[np.bool_]) -> IntArray:
+        """Removes all graphs but those that stay, and returns the sizes of these."""
+        sizes = np.concatenate(self._sizes)[stay]
+        self._pieces, self._sizes = [*compress(self._pieces, stay)], [sizes]
+        return sizes
+
+    def _chosen(self, sizes: IntArray, due: bool) -> tuple[int, IntArray] | None:
+        """The bucket and the positions of the ready pack with the oldest graph; if the oldest graph
+        of all is due, its pack, ready or not."""
+        sizes = sizes[:LOOK_AT]
+        lines = homes(sizes, self._lines)
+        for line in dict.fromkeys(lines.tolist()):  # the oldest graph's line first
+            capacity, members = self._lines[line], np.flatnonzero(lines == line)
+            limits, most = capacity.size_limits, capacity.graph_limit
+            packs = pack_stream(sizes, limits, max_graphs=most, order=members)
+            grouped, bounds = group_by_pack(packs, int(packs.max()) + 1)
+            first = members[grouped[: bounds[1]]]  # the pack that was opened first
+            if due or len(bounds) > 2 or len(first) == most:
+                allowed = self._limits.copy()  # of the line: not for larger graphs
+                allowed[self._limits[:, 3] > capacity.max_graph_nodes] = -1
+                bucket = place_batches(sizes, first, bounds[:2], allowed)[0]
+                return int(bucket), first
+        return None
+
+
+def _largest_of_lines(capacities: Sequence[Capacity], limits: IntArray) -> list[Capacity]:
+    """The largest bucket of each line: a line has buckets for the same size of the largest graph,
+    each with at least the capacity of the one before in every component."""
+    largest: list[int] = []
+    for bucket in np.argsort(limits[:, 3], kind="stable").tolist():
+        last = limits[largest[-1]] if largest else limits[bucket] + 1
+        if last[3] == limits[bucket, 3] and (last <= limits[bucket]).all():
+            largest.pop()
+        largest.append(bucket)
+    return [capacities[bucket] for bucket in largest]
+
+
+# ---------------------------------------------------------------------- batches
 
 
 def concatenated(parts: Sequence[tuple[GraphColumns, range | IntArray]]) -> GraphStore:

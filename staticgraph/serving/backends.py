@@ -34,11 +34,11 @@ from fastapi import Response
 from safetensors.numpy import load, save
 
 from staticgraph.errors import ServerClosed
-from staticgraph.serving.bodies.checked_graphs import Arrays, joined, store_of
-from staticgraph.serving.http.replies import refusal, reply_of, status_reply
+from staticgraph.serving.checked_graphs import Arrays, joined, store_of
+from staticgraph.serving.replies import refusal, reply_of, status_reply
 
 if TYPE_CHECKING:
-    from staticgraph.serving.engine.server import Server
+    from staticgraph.serving.server import Server
 
 # How long requests are collected while others wait for their answers, in seconds: they would wait
 # for the running batch in any case.
@@ -103,7 +103,7 @@ class Backend(ABC):
 
 class AsyncServer(Backend):
     """Answers with a server in this process, which is closed with the application; the task and
-    classes are those of :func:`staticgraph.serving.http.replies.reply`."""
+    classes are those of :func:`staticgraph.serving.replies.reply`."""
 
     def __init__(self, server: Server, task: str | None, classes: Sequence[str]) -> None:
         super().__init__()

@@ -20,11 +20,11 @@ from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_late
 from prometheus_client.registry import Collector
 
 from staticgraph import errors
-from staticgraph.serving.bodies.checked_graphs import BadBody, first_line
+from staticgraph.serving.checked_graphs import BadBody, first_line
 
 if TYPE_CHECKING:
-    from staticgraph.serving.engine.server import Server
-    from staticgraph.serving.engine.statistics import ServerStats
+    from staticgraph.serving.server import Server
+    from staticgraph.serving.statistics import ServerStats
 
 # The number of consecutive failed batches after which the device is considered broken.
 BROKEN_AFTER = 3

@@ -1,7 +1,7 @@
 """The HTTP application: ``POST /predict``, ``/health``, ``/metrics``, ``/docs``, a page at ``/``.
 
 The problem: anyone who can reach the port can send anything, in any amount. So a body is read only
-up to a limit and parsed only by :mod:`staticgraph.serving.bodies`, and every error is one line with
+up to a limit and parsed only by :mod:`.reader`, and every error is one line with
 a status (:mod:`.replies`). The heads of requests are uvicorn's business: with ``httptools`` it
 bounds neither their length nor their time.
 
@@ -29,10 +29,10 @@ from fastapi import FastAPI, Request, Response
 from fastapi.responses import HTMLResponse
 from starlette.requests import ClientDisconnect
 
-from staticgraph.serving.bodies.checked_graphs import Arrays, BadBody
-from staticgraph.serving.bodies.reader import Reader
-from staticgraph.serving.http.backends import Backend, RemoteServer
-from staticgraph.serving.http.replies import JSON, refusal
+from staticgraph.serving.backends import Backend, RemoteServer
+from staticgraph.serving.checked_graphs import Arrays, BadBody
+from staticgraph.serving.reader import Reader
+from staticgraph.serving.replies import JSON, refusal
 from staticgraph.text.how_many import how_many
 
 ARRAYS = "application/octet-stream"

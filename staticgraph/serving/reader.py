@@ -21,7 +21,7 @@ from safetensors.numpy import load
 
 from staticgraph.datasets.smiles import molecule_of
 from staticgraph.schema import EDGE_INDEX, Field, Schema
-from staticgraph.serving.bodies.checked_graphs import (
+from staticgraph.serving.checked_graphs import (
     TARGET,
     Arrays,
     BadBody,

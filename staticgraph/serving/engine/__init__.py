@@ -1,1 +1,0 @@
-"""The server: admission, queue, batching, the thread that runs the model, and answers."""

@@ -1,1 +1,0 @@
-"""The HTTP server: application, routes, page, metrics, and uvicorn's configuration."""
