@@ -13,20 +13,18 @@ from __future__ import annotations
 
 import asyncio
 import hmac
-import logging
 import os
 import queue
 import signal
 import socket
 import socketserver
-import threading
 from abc import ABC, abstractmethod
-from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from functools import partial
 from tempfile import TemporaryDirectory
+from threading import Thread
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -35,7 +33,7 @@ from safetensors.numpy import load, save
 
 from staticgraph.errors import ServerClosed
 from staticgraph.serving.checked_graphs import Arrays, joined, store_of
-from staticgraph.serving.replies import refusal, reply_of, status_reply
+from staticgraph.serving.replies import log, refusal, reply_of, status_reply
 
 if TYPE_CHECKING:
     from staticgraph.serving.server import Server
@@ -44,7 +42,6 @@ if TYPE_CHECKING:
 # for the running batch in any case.
 GATHER_S = 0.001
 
-log: logging.Logger = logging.getLogger("staticgraph.serving")
 Reply = asyncio.Future[Response]
 
 
@@ -108,24 +105,15 @@ class AsyncServer(Backend):
     def __init__(self, server: Server, task: str | None, classes: Sequence[str]) -> None:
         super().__init__()
         self._server, self._meaning = server, (task, classes)
-        self._ended: deque[tuple[Reply, Future[Any]]] = deque()
 
     def _submit(self, graphs: Arrays, counts: list[int], replies: Sequence[Reply]) -> None:
-        self._loop = asyncio.get_running_loop()  # a mounted application is not told when it starts
+        loop = asyncio.get_running_loop()
         futures = self._server.submit_split(store_of(graphs, self._server.schema), counts)
         for response, future in zip(replies, futures, strict=True):
-            future.add_done_callback(partial(self._note, response))
+            future.add_done_callback(partial(loop.call_soon_threadsafe, self._end_with, response))
 
-    def _note(self, response: Reply, future: Future[Any]) -> None:
-        """Notes that a request ended; those of a batch come to the loop together."""
-        self._ended.append((response, future))
-        if len(self._ended) == 1:  # else the loop will come to it after those before it
-            self._loop.call_soon_threadsafe(self._reply_all)
-
-    def _reply_all(self) -> None:
-        while self._ended:
-            response, future = self._ended.popleft()
-            self._end(response, reply_of(future, *self._meaning))
+    def _end_with(self, response: Reply, future: Future[Any]) -> None:
+        self._end(response, reply_of(future, *self._meaning))
 
     async def status(self, path: str) -> Response:
         """The reply for ``health`` or ``metrics``."""
@@ -165,7 +153,8 @@ class ReaderConnections(socketserver.ThreadingUnixStreamServer):
         self.address: str = os.path.join(self._folder.name, "model")
         self.key: bytes = os.urandom(32)
         super().__init__(self.address, socketserver.StreamRequestHandler)
-        self._accepting = _start(self.serve_forever)
+        self._accepting = Thread(target=self.serve_forever, daemon=True)
+        self._accepting.start()
 
     def close(self) -> None:
         """Accepts no more processes."""
@@ -181,7 +170,7 @@ class ReaderConnections(socketserver.ThreadingUnixStreamServer):
         with request.makefile("rb") as stream, suppress(OSError, msgspec.DecodeError):
             if not hmac.compare_digest(stream.read(len(self.key)), self.key):
                 return  # a stranger
-            _start(self._give_back, request, done)
+            Thread(target=self._give_back, args=(request, done), daemon=True).start()
             try:
                 while size := stream.read(SIZE_BYTES):
                     self._submit(*_REQUESTS.decode(stream.read(int.from_bytes(size, "big"))), done)
@@ -189,46 +178,38 @@ class ReaderConnections(socketserver.ThreadingUnixStreamServer):
                 done.put(None)
 
     def _submit(self, first: int, counts: list[int], arrays: bytes, path: str, done: Any) -> None:
+        """Submits the requests of a message; puts each one's number and a function that makes its
+        reply once it is done."""
         if path:
-            done.put((first, status_reply(self._server, path)))
+            done.put((first, partial(status_reply, self._server, path)))
             return
         try:  # the arrays were checked by the process that sent them
             store = store_of(load(arrays), self._server.schema)
             futures = self._server.submit_split(store, counts)
         except Exception as error:
-            for number in range(len(counts)):
-                done.put((first + number, refusal(error)))
+            for number in range(first, first + len(counts)):
+                done.put((number, partial(refusal, error)))
             return
         for number, future in enumerate(futures, first):
-            future.add_done_callback(lambda future, number=number: done.put((number, future)))
+            reply = partial(reply_of, future, *self._meaning)
+            future.add_done_callback(lambda _, ended=(number, reply): done.put(ended))
 
     def _give_back(self, request: socket.socket, done: queue.SimpleQueue[Any]) -> None:
         """Sends one process its replies, all that are ready at a time."""
+        ended: list[Any] = []
         try:
-            while (item := done.get()) is not None:
-                items = [item]
-                while not done.empty() and (item := done.get()) is not None:
-                    items.append(item)
-                replies = list[tuple[int, bytes, int, dict[str, str]]]()
-                for number, each in items:
-                    if isinstance(each, Future):
-                        each = reply_of(each, *self._meaning)
-                    replies.append((number, bytes(each.body), each.status_code, dict(each.headers)))
-                request.sendall(_framed(replies))
-                if item is None:
-                    return
+            while None not in ended:
+                ended = [done.get()]
+                while not done.empty():
+                    ended.append(done.get())
+                replies = [(number, make_reply()) for number, make_reply in filter(None, ended)]
+                message = [(k, bytes(r.body), r.status_code, dict(r.headers)) for k, r in replies]
+                request.sendall(_framed(message))
         except OSError:
             pass  # the other process is gone
         finally:  # else it must learn that the connection ended, or it would wait forever
             with suppress(OSError):
                 request.shutdown(socket.SHUT_RDWR)
-
-
-def _start(work: Callable[..., Any], *args: Any) -> threading.Thread:
-    name = f"staticgraph {work.__name__}"
-    thread = threading.Thread(target=work, args=args, name=name, daemon=True)
-    thread.start()
-    return thread
 
 
 class RemoteServer(Backend):
@@ -252,22 +233,16 @@ class RemoteServer(Backend):
         self._out.close()
 
     def _submit(self, graphs: Arrays, counts: list[int], replies: Sequence[Reply]) -> None:
-        self._ask(replies, counts, save(graphs))
+        self._ask(replies, counts, save(graphs), "")
 
     async def status(self, path: str) -> Response:
         """The reply for ``health`` or ``metrics``."""
         response: Reply = asyncio.get_running_loop().create_future()
-        self._ask([response], path=path)
+        self._ask([response], [], b"", path)
         self._running += 1
         return await response
 
-    def _ask(
-        self,
-        replies: Sequence[Reply],
-        counts: Sequence[int] = (),
-        arrays: bytes = b"",
-        path: str = "",
-    ) -> None:
+    def _ask(self, replies: Sequence[Reply], counts: list[int], arrays: bytes, path: str) -> None:
         if self._lost:
             raise ServerClosed("the process with the model is gone")
         self._out.write(_framed((self._asked, counts, arrays, path)))

@@ -12,20 +12,15 @@ dtype. All graphs of a body are checked together.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
 from staticgraph.schema import EDGE_INDEX, Field, Level, Schema
 from staticgraph.sizes.whole_numbers import IntArray
-from staticgraph.store.columns import (
-    Array,
-    graph_at,
-    local_positions,
-    row_pointers,
-    sort_by_destination,
-)
+from staticgraph.store.columns import Array, graph_at
 from staticgraph.store.graph_store import GraphStore
-from staticgraph.store.indices import Offsets, first_outside, graph_of_row, renumbered
+from staticgraph.store.indices import NONE, Offsets, first_outside, graph_of_row, sorted_edges
 from staticgraph.text.how_many import how_many
 
 TARGET = "y"
@@ -74,32 +69,19 @@ def joined(parts: Sequence[Arrays]) -> Arrays:
 
 def store_of(graphs: Arrays, schema: Schema) -> GraphStore:
     """A store of checked graphs with the fields of a schema, sorted unless the schema keeps their
-    order; targets are zero."""
+    order; targets are zero. Its arrays are not narrowed, since that takes longer than they live."""
     offsets, (src, dst) = _offsets(graphs), graphs[EDGE_INDEX]
     if TARGET in schema:
         y = schema[TARGET]
         rows = offsets[y.level][-1] * y.rows
         graphs = {**graphs, TARGET: np.zeros((rows, *y.shape), y.dtype)}
     columns = {item.name: graphs[item.name] for item in schema}
-    bounds = offsets["node"], offsets["edge"]
-    row_ptr = transpose = origin = np.empty(0, np.int64)
+    edges: dict[str, Any] = dict.fromkeys(("row_ptr", "transpose", "edge_origin"), NONE)
+    edges |= {"edge_src": src, "edge_dst": dst, "columns": columns}
     if schema.has_pointers:
-        if (order := sort_by_destination(dst, *bounds)) is not None:
-            src, dst = src[order], dst[order]
-            columns = renumbered(schema, columns, offsets, "edge", order)
-            origin = local_positions(order, offsets["edge"])
-        row_ptr, transpose = row_pointers(src, dst, *bounds)
-    return GraphStore(
-        schema=schema,
-        node_offsets=offsets["node"],
-        edge_offsets=offsets["edge"],
-        edge_src=src,
-        edge_dst=dst,
-        row_ptr=row_ptr,
-        transpose=transpose,
-        edge_origin=origin,
-        columns=columns,
-    )
+        edges = sorted_edges(src, dst, schema, columns, offsets, "a request", narrow=np.asarray)
+    nodes = offsets["node"]
+    return GraphStore(schema=schema, node_offsets=nodes, edge_offsets=offsets["edge"], **edges)
 
 
 def _offsets(graphs: Arrays) -> dict[Level, IntArray]:

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 from fastapi import Response
-from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily as Counter
 from prometheus_client.core import GaugeMetricFamily as Gauge
 from prometheus_client.core import Metric
@@ -82,7 +81,7 @@ def refusal(error: Exception) -> Response:
     is logged. The connection of a body that was not read to its end is closed."""
     headers: dict[str, str] = {}
     text = first_line(error) or type(error).__name__
-    status = next((status for kind, status in STATUS.items() if isinstance(error, kind)), 0)
+    status = STATUS.get(type(error), 500)
     if isinstance(error, BadBody):
         status = error.status
         headers = {"Connection": "close"} if status in (408, 413) else {}
@@ -90,9 +89,9 @@ def refusal(error: Exception) -> Response:
         headers = {"Retry-After": str(max(1, math.ceil(error.retry_after_s)))}
     elif isinstance(error, errors.BatchFailed):  # logged once, for all requests of the batch
         text = "the model failed"
-    elif not status:
+    elif status == 500:
         log.error("a request failed", exc_info=error)
-        status, text = 500, "the server failed"
+        text = "the server failed"
     return Response(msgspec.json.encode({"detail": text}), status, headers, JSON)
 
 
@@ -100,9 +99,7 @@ def status_reply(server: Server, path: str) -> Response:
     """The reply for ``/health``, 503 after several consecutive failed batches, or ``/metrics``."""
     stats = server.stats()
     if path == "metrics":
-        registry = CollectorRegistry()
-        registry.register(_Metrics(stats))
-        return Response(generate_latest(registry), media_type=CONTENT_TYPE_PLAIN_0_0_4)
+        return Response(generate_latest(_Metrics(stats)), media_type=CONTENT_TYPE_PLAIN_0_0_4)
     broken = stats.failing >= BROKEN_AFTER
     body = msgspec.json.encode({"status": "failing" if broken else "ok"})
     return Response(body, 503 if broken else 200, media_type=JSON)

@@ -15,7 +15,7 @@ column and these are empty.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -146,8 +146,9 @@ def sorted_edges(
     edge_dst: Array,
     schema: Schema,
     columns: Mapping[str, Array],
-    offsets: Mapping[str, IntArray],
+    offsets: Offsets,
     name: str,
+    narrow: Callable[[Array], Array] = compact,
 ) -> dict[str, Any]:
     """Returns the attributes of a store whose edges are sorted by destination, graph by graph.
 
@@ -157,6 +158,7 @@ def sorted_edges(
         columns: one array per field, ``[rows of its level, *shape]``.
         offsets: level -> ``[n + 1]``, where each graph's rows begin.
         name: the data set's, for messages.
+        narrow: changes the dtype of each array.
 
     Raises:
         BadGraph: if an edge points outside its graph, or the number of edges does not match the
@@ -176,7 +178,7 @@ def sorted_edges(
         if order is None:
             continue
         moved = renumbered(schema, moved, offsets, level, order)
-        origins[level] = compact(local_positions(order, offsets[level]))
+        origins[level] = narrow(local_positions(order, offsets[level]))
         if schema.one_kind:
             src, dst = src[order], dst[order]
     row_ptr = transpose = NONE
@@ -185,12 +187,12 @@ def sorted_edges(
     else:
         src = dst = NONE
     return {
-        "edge_src": compact(src),
-        "edge_dst": compact(dst),
+        "edge_src": narrow(src),
+        "edge_dst": narrow(dst),
         "row_ptr": row_ptr.astype(pointer_dtype(int(offsets["edge"][-1])), copy=False),
-        "transpose": compact(transpose),
+        "transpose": narrow(transpose),
         "edge_origin": origins.pop("edge", np.empty(0, np.uint8)),
-        "columns": {key: compact(column) for key, column in moved.items()},
+        "columns": {key: narrow(column) for key, column in moved.items()},
         "origins": origins,
     }
 
@@ -199,7 +201,7 @@ def first_order(
     schema: Schema,
     ends: tuple[Array, Array],
     columns: Mapping[str, Array],
-    offsets: Mapping[str, IntArray],
+    offsets: Offsets,
     origins: Mapping[str, Array],
 ) -> dict[str, Any]:
     """Returns the attributes of a store whose edges are in their original order again.
