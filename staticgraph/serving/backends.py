@@ -110,7 +110,9 @@ class AsyncServer(Backend):
         loop = asyncio.get_running_loop()
         futures = self._server.submit_split(store_of(graphs, self._server.schema), counts)
         for response, future in zip(replies, futures, strict=True):
-            future.add_done_callback(partial(loop.call_soon_threadsafe, self._end_with, response))
+            future.add_done_callback(
+                lambda done, reply=response: loop.call_soon_threadsafe(self._end_with, reply, done)
+            )
 
     def _end_with(self, response: Reply, future: Future[Any]) -> None:
         self._end(response, reply_of(future, *self._meaning))
@@ -218,7 +220,7 @@ class RemoteServer(Backend):
     def __init__(self, address: str, key: bytes) -> None:
         super().__init__()
         self._address, self._key = address, key
-        self._asked, self._lost = 0, False
+        self._asked = 0
         self._waiting: dict[int, Reply] = {}
 
     async def open(self) -> None:
@@ -243,7 +245,7 @@ class RemoteServer(Backend):
         return await response
 
     def _ask(self, replies: Sequence[Reply], counts: list[int], arrays: bytes, path: str) -> None:
-        if self._lost:
+        if self._receiving.done():
             raise ServerClosed("the process with the model is gone")
         self._out.write(_framed((self._asked, counts, arrays, path)))
         self._waiting.update(enumerate(replies, self._asked))
@@ -262,7 +264,6 @@ class RemoteServer(Backend):
             pass
         except (ValueError, KeyError):
             log.exception("an answer of the process with the model cannot be read")
-        self._lost = True
         for response in self._waiting.values():
             self._end(response, refusal(ServerClosed("the process with the model is gone")))
         os.kill(os.getpid(), signal.SIGTERM)

@@ -20,7 +20,7 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from contextlib import nullcontext
-from itertools import accumulate, pairwise
+from itertools import accumulate, chain, pairwise
 from typing import Any
 
 import numpy as np
@@ -147,7 +147,7 @@ class Server:
         with self._changed:
             self._check_room(len(graphs))  # first, since reading the graphs takes longer
         try:
-            (future,) = self.submit_all([self._copied(graphs)])
+            (future,) = self.submit_split(self._copied(graphs), [len(graphs)])
         except BadGraph as error:
             with self._changed:
                 self._counts.failed += 1
@@ -167,7 +167,10 @@ class Server:
             One future per request, as from :meth:`submit`; it also raises what :meth:`submit`
             raises directly, since the other requests continue.
         """
-        return self._submit([(store, range(len(store))) for store in graphs])
+        self._check_process()
+        with self._changed:
+            each = [self.submit_split(store, [len(store)]) for store in graphs]
+        return [*chain(*each)]
 
     def submit_split(self, graphs: GraphColumns, counts: Sequence[int]) -> list[Future[Any]]:
         """:meth:`submit_all` for requests whose graphs are consecutive in the same store.
@@ -176,8 +179,23 @@ class Server:
             graphs: the graphs of all requests; checked, and not modified afterwards.
             counts: the number of graphs of each request, at least 1.
         """
-        bounds = pairwise(accumulate(counts, initial=0))
-        return self._submit([(graphs, range(first, last)) for first, last in bounds])
+        self._check_process()
+        now, bounds = self._now(), pairwise(accumulate(counts, initial=0))
+        requests = [Request(graphs, range(first, last), now) for first, last in bounds]
+        unfit = self._waiting.unfit(graphs.sizes)
+        with self._changed:
+            for request in requests:
+                try:
+                    self._check_room(len(request))
+                    self._check_sizes(request, unfit)
+                    self._waiting.add(request)
+                except (ServerBusy, ServerClosed, ValueError) as error:
+                    request.over = True
+                    request.answer(error)
+            self._changed.notify_all()
+        for request in requests:
+            request.future.add_done_callback(self._note_cancelled)
+        return [request.future for request in requests]
 
     def submit_each(self, graphs: Sequence[Any]) -> list[Future[Any]]:
         """Submits one request per graph, so that an invalid graph fails alone; returns one future
@@ -226,26 +244,6 @@ class Server:
         self.close()
 
     # ------------------------------------------------------------------ admission
-
-    def _submit(self, parts: list[tuple[GraphColumns, range]]) -> list[Future[Any]]:
-        """Submits one request per part, at once: the server's thread wakes up once."""
-        self._check_process()
-        now = self._now()
-        requests = [Request(store, graphs, now) for store, graphs in parts]
-        unfit = {each: self._waiting.unfit(each.sizes) for each in {store for store, _ in parts}}
-        with self._changed:
-            for request in requests:
-                try:
-                    self._check_room(len(request))
-                    self._check_sizes(request, unfit[request.store])
-                    self._waiting.add(request)
-                except (ServerBusy, ServerClosed, ValueError) as error:
-                    request.over = True
-                    request.answer(error)
-            self._changed.notify_all()
-        for request in requests:
-            request.future.add_done_callback(self._note_cancelled)
-        return [request.future for request in requests]
 
     def _check_process(self) -> None:
         """Refuses use in a forked process; called before taking a lock, which another thread may
@@ -304,6 +302,7 @@ class Server:
             with Restored(nothing=True):  # a store is built with PyG's original functions
                 return new_graphs(graphs, self.runner.plan, self.schema)
         if {f.layout for f in graphs.schema} == {f.layout for f in self.schema}:
+            graphs.verify()
             return concatenated([(graphs, range(len(graphs)))])
         wanted, present = (
             {f"{f.name} {f.describe()}" for f in schema} for schema in (self.schema, graphs.schema)
