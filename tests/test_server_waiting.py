@@ -5,8 +5,7 @@ from __future__ import annotations
 from support.served_graphs import BUCKETS, graph
 
 import staticgraph as sg
-from staticgraph.serving.request import Request
-from staticgraph.serving.request import Waiting
+from staticgraph.serving.request import Request, Waiting
 
 
 def waiting_of(max_wait_s: float = 1.0, buckets=BUCKETS) -> Waiting:
@@ -26,9 +25,9 @@ def test_nothing_runs_before_the_deadline_and_all_at_it():
     waiting.add(request(4, at=5.5))
     assert waiting.take(5.9) is None
     assert waiting.due() == 6.0
-    taken = waiting.take(6.0)
-    assert len(taken.pieces) == 2, "who came later goes along"
-    assert taken.bucket == 0, "in the smallest bucket that holds them"
+    parts, bucket = waiting.take(6.0)
+    assert len(parts) == 2, "who came later goes along"
+    assert bucket == 0, "in the smallest bucket that holds them"
     assert len(waiting) == 0
 
 
@@ -37,8 +36,8 @@ def test_a_pack_is_ripe_once_a_graph_did_not_fit():
     waiting.add(request(*[8] * 5))  # 40 nodes: all that the large bucket holds
     assert waiting.take(0.0) is None
     waiting.add(request(2))
-    taken = waiting.take(0.0)
-    assert [len(p.request) for p in taken.pieces] == [5] * 5
+    ((_, graphs),), _ = waiting.take(0.0)
+    assert graphs == [0, 1, 2, 3, 4]
     assert waiting.take(0.0) is None
 
 
@@ -47,10 +46,10 @@ def test_one_that_waited_its_time_goes_before_ripe_ones():
     old = request(20, at=0.0)
     waiting.add(old)
     waiting.add(request(*[4] * 9, at=0.9))
-    taken = waiting.take(0.9)
-    assert (len(taken.pieces), taken.bucket) == (9, 1), "which are ripe: they fill the bucket"
+    ((_, graphs),), bucket = waiting.take(0.9)
+    assert (len(graphs), bucket) == (9, 1), "which are ripe: they fill the bucket"
     waiting.add(request(*[4] * 9, at=1.0))
-    assert waiting.take(1.0).pieces[0].request is old
+    assert waiting.take(1.0)[0][0].request is old
 
 
 def test_graphs_of_a_request_that_is_over_do_not_run():
@@ -59,4 +58,4 @@ def test_graphs_of_a_request_that_is_over_do_not_run():
     waiting.add(first)
     waiting.add(second)
     assert first.future.cancel()
-    assert [p.request for p in waiting.take(2.0).pieces] == [second]
+    assert [part.request for part in waiting.take(2.0)[0]] == [second]

@@ -28,8 +28,8 @@ from torch_geometric.nn import global_add_pool
 import staticgraph as sg
 from staticgraph.batches.loading import loader as loading
 from staticgraph.recording.recorded_inputs import RecordedInputs
-from staticgraph.serving.checked_graphs import store_of
 from staticgraph.serving import request as requests
+from staticgraph.serving.checked_graphs import store_of
 from staticgraph.serving.server import Server
 
 FIRST, _, LAST = os.environ.get("SEEDS", "0:120").partition(":")

@@ -18,6 +18,7 @@ import logging
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from itertools import chain, compress, groupby, repeat
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -136,26 +137,14 @@ def batch_failed(message: str, cause: BaseException) -> BatchFailed:
     return error
 
 
-class Piece(NamedTuple):
-    """One graph of a request, by its number in the request's store."""
+class Part(NamedTuple):
+    """Graphs of one request that run in the same batch, by their numbers in its store."""
 
     request: Request
-    graph: int
-
-
-def requests_of(pieces: Sequence[Piece]) -> list[Request]:
-    """The requests of the pieces, each once, in order."""
-    return [request for request, _ in groupby(pieces, lambda piece: piece.request)]
+    graphs: list[int]
 
 
 # ---------------------------------------------------------------------- the queue
-
-
-class TakenBatch(NamedTuple):
-    """The graphs of the next batch in order of arrival, and its bucket."""
-
-    pieces: list[Piece]
-    bucket: int
 
 
 class Waiting:
@@ -165,12 +154,12 @@ class Waiting:
         self._limits = limits_array(capacities)
         self._max_wait_s = max_wait_s
         self._lines = _largest_of_lines(capacities, self._limits)
-        self._pieces: list[Piece] = []
-        self._sizes = [np.zeros((0, components), np.int64)]  # of the pieces, in several arrays
+        self._graphs: list[tuple[Request, int]] = []
+        self._sizes = [np.zeros((0, components), np.int64)]  # of the graphs, in several arrays
         self._chosen(np.zeros((1, components), np.int64), due=True)  # compiles the loops
 
     def __len__(self) -> int:
-        return len(self._pieces)
+        return len(self._graphs)
 
     def unfit(self, sizes: IntArray) -> list[int]:
         """The positions of the graphs, given their sizes ``[n, C]``, that fit no bucket."""
@@ -178,41 +167,43 @@ class Waiting:
 
     def add(self, request: Request) -> None:
         """Adds the graphs of a request; each graph must fit a bucket."""
-        pieces, sizes = [Piece(request, graph) for graph in request.graphs], request.sizes
+        graphs, sizes = [(request, graph) for graph in request.graphs], request.sizes
         self._sizes.append(sizes)  # nothing fails from here, so both stay consistent
-        self._pieces += pieces
+        self._graphs += graphs
 
     def due(self) -> float | None:
         """The time when the oldest graph has waited long enough; None if none waits."""
-        return self._pieces[0].request.arrived + self._max_wait_s if self._pieces else None
+        return self._graphs[0][0].arrived + self._max_wait_s if self._graphs else None
 
-    def take(self, now: float, everything: bool = False) -> TakenBatch | None:
-        """Removes and returns the graphs of the next batch; None if none need to run yet, unless
-        ``everything`` must run without waiting. ``now`` is in seconds, by the arrivals' clock."""
-        over = [piece.request.over or piece.request.future.cancelled() for piece in self._pieces]
-        for place in np.flatnonzero(over):
-            self._pieces[place].request.begin()  # notifies the waiters of a cancelled future
+    def take(self, now: float, everything: bool = False) -> tuple[list[Part], int] | None:
+        """Removes and returns the graphs of the next batch, in order of arrival, and its bucket;
+        None if none need to run yet, unless ``everything`` must run without waiting. ``now`` is in
+        seconds, by the arrivals' clock."""
+        over = [request.over or request.future.cancelled() for request, _ in self._graphs]
+        for request, _ in compress(self._graphs, over):
+            request.begin()  # notifies the waiters of a cancelled future
         sizes = self._keep(~np.array(over, bool))
         due = self.due()
         if due is None or (chosen := self._chosen(sizes, everything or now >= due)) is None:
             return None
         bucket, places = chosen
-        pieces = [self._pieces[place] for place in places]
+        taken = groupby([self._graphs[place] for place in places], itemgetter(0))
+        parts = [Part(request, [graph for _, graph in graphs]) for request, graphs in taken]
         rest = np.ones(len(self), bool)
         rest[places] = False
         self._keep(rest)
-        return TakenBatch(pieces, bucket)
+        return parts, bucket
 
     def clear(self) -> list[Request]:
         """Removes all graphs, and returns their requests."""
-        requests = requests_of(self._pieces)
+        requests = [*dict.fromkeys(request for request, _ in self._graphs)]
         self._keep(np.zeros(len(self), bool))
         return requests
 
     def _keep(self, stay: NDArray[np.bool_]) -> IntArray:
         """Removes all graphs but those that stay, and returns the sizes of these."""
         sizes = np.concatenate(self._sizes)[stay]
-        self._pieces, self._sizes = [*compress(self._pieces, stay)], [sizes]
+        self._graphs, self._sizes = [*compress(self._graphs, stay)], [sizes]
         return sizes
 
     def _chosen(self, sizes: IntArray, due: bool) -> tuple[int, IntArray] | None:
@@ -257,22 +248,22 @@ def concatenated(parts: Sequence[tuple[GraphColumns, range | IntArray]]) -> Grap
     return assembled(GraphStore, schema, arrays, name="requests")
 
 
-def store_of(pieces: Sequence[Piece]) -> GraphStore:
-    """One store of the pieces, in order."""
-    parts = groupby(pieces, lambda piece: piece.request.store)
-    return concatenated([(part, np.array([piece.graph for piece in own])) for part, own in parts])
+def store_of(parts: Sequence[Part]) -> GraphStore:
+    """One store of the graphs of the parts, in order."""
+    stores = groupby(parts, lambda part: part.request.store)
+    return concatenated(
+        [(store, np.concatenate([part.graphs for part in own])) for store, own in stores]
+    )
 
 
-def hand_out(pieces: Sequence[Piece], store: GraphStore, batch: StaticBatch, out: Any) -> None:
-    """Gives each request its part of what a model returned for a batch of a store of the pieces."""
+def hand_out(parts: Sequence[Part], store: GraphStore, batch: StaticBatch, out: Any) -> None:
+    """Gives each request its part of what a model returned for a batch of a store of the parts."""
     leaves, form = dict(_rows(store, batch, out)), with_leaves(out, repeat(None))
     first = 0
-    for request, own in groupby(pieces, lambda piece: piece.request):
-        graphs = [piece.graph for piece in own]
-        here = slice(first, first + len(graphs))
-        first = here.stop
-        part = {k: v[here] if isinstance(v, Tensor | list) else v for k, v in leaves.items()}
-        request.take(graphs, part, form)
+    for request, graphs in parts:
+        here = slice(first, first := first + len(graphs))
+        rows = {k: v[here] if isinstance(v, Tensor | list) else v for k, v in leaves.items()}
+        request.take(graphs, rows, form)
 
 
 def _rows(

@@ -34,15 +34,13 @@ from staticgraph.runner.prediction import Predictor, listed, new_graphs
 from staticgraph.schema import Schema
 from staticgraph.serving.checked_graphs import BadBody, first_line
 from staticgraph.serving.request import (
-    Piece,
+    Part,
     Request,
-    TakenBatch,
     Waiting,
     batch_failed,
     concatenated,
     hand_out,
     log,
-    requests_of,
     store_of,
 )
 from staticgraph.serving.statistics import Counts, ServerStats
@@ -323,11 +321,11 @@ class Server:
     # ------------------------------------------------------------------ the server's thread
 
     def _serve(self) -> None:
-        device, taken = self.runner.device, list[Piece]()
+        device, parts = self.runner.device, list[Part]()
         try:
             with torch.cuda.device(device) if device.type == "cuda" else nullcontext():
-                while (batch := self._next(after_batch=bool(taken))) is not None:
-                    taken = batch.pieces
+                while (batch := self._next(after_batch=bool(parts))) is not None:
+                    parts = batch[0]
                     self._answer(*batch)
         except BaseException:
             log.exception("the server's thread failed")
@@ -335,10 +333,10 @@ class Server:
         finally:  # no caller may wait forever
             with self._changed:
                 self._closed = True
-                left = [*requests_of(taken), *self._waiting.clear()]
+                left = [*(part.request for part in parts), *self._waiting.clear()]
             self._end([(request, ServerClosed(ENDED)) for request in left])
 
-    def _next(self, after_batch: bool) -> TakenBatch | None:
+    def _next(self, after_batch: bool) -> tuple[list[Part], int] | None:
         """Waits for the next batch; None if the server is closed and its queue is empty.
 
         Graphs that arrived while a batch ran wait no longer: keeping the device idle for more
@@ -357,7 +355,7 @@ class Server:
                 wait_s = None if due is None else min(max(0.0, due - now), threading.TIMEOUT_MAX)
                 self._changed.wait(wait_s)
 
-    def _answer(self, pieces: list[Piece], bucket: int) -> None:
+    def _answer(self, parts: list[Part], bucket: int) -> None:
         """Runs a batch and answers its requests.
 
         If the model fails, each half of them runs again: one with graphs that the model cannot take
@@ -365,29 +363,30 @@ class Server:
         """
         began = self._now()
         with self._changed:
-            pieces = [piece for piece in pieces if piece.request.begin()]
-        if not pieces:
+            parts = [part for part in parts if part.request.begin()]
+        requests = [request for request, _ in parts]
+        if not requests:
             return
-        requests = requests_of(pieces)
         try:
-            store = store_of(pieces)
+            store = store_of(parts)
             batch = filled(self._layouts[bucket], store, range(len(store)))
             real, waits = batch.real_counts, [began - request.arrived for request in requests]
             with self._changed:
                 self._counts.batch(bucket, (real.nodes, real.edges, real.graphs), waits)
             batch = batch.to(self.runner.device)
-            hand_out(pieces, store, batch, self.runner.predict_batch(batch))
+            hand_out(parts, store, batch, self.runner.predict_batch(batch))
         except BaseException as error:  # even a model that calls sys.exit must not end the server
             if len(requests) > 1 and isinstance(error, Exception):
-                middle = [piece.request for piece in pieces].index(requests[len(requests) // 2])
-                for half in (pieces[:middle], pieces[middle:]):
+                middle = len(parts) // 2
+                for half in (parts[:middle], parts[middle:]):
                     self._answer(half, bucket)
                 return
             with self._changed:
                 self._counts.failing += 1
             log.error("a batch failed", exc_info=error)
+            graphs = sum(len(graphs) for _, graphs in parts)
             words = (
-                f"the model failed on a batch of {how_many(len(pieces), 'graph')} of "
+                f"the model failed on a batch of {how_many(graphs, 'graph')} of "
                 f"{how_many(len(requests), 'request')}: {type(error).__name__}: "
                 f"{first_line(error) or 'no message'}"
             )
@@ -395,7 +394,7 @@ class Server:
         else:
             self._end([(request, request.outcome()) for request in requests if request.complete])
             with self._changed:
-                self._counts.ran(len(pieces), self._now() - began)
+                self._counts.ran(len(store), self._now() - began)
 
     def _end(self, outcomes: list[tuple[Request, Any]]) -> None:
         """Counts requests and gives them their answer, or an error of their own, since raising one

@@ -13,9 +13,9 @@ import uvicorn
 from fastapi import FastAPI
 
 import staticgraph as sg
+from staticgraph.serving.app import config_of, make_app
 from staticgraph.serving.checked_graphs import Arrays
 from staticgraph.serving.reader import Reader
-from staticgraph.serving.app import config_of, make_app
 from staticgraph.serving.replies import reply
 from support.patience import patience
 from support.served_graphs import graph
