@@ -35,10 +35,10 @@ def model_of(store: Any, hidden: int, layers: int) -> torch.nn.Module:
 def ours(args: Any) -> None:
     """Serves with this library: other processes read the bodies, this one runs the batches."""
     from staticgraph.cli.serve import listen, serve
-    from staticgraph.serving.reader import Reader
-    from staticgraph.serving.app import settle
-    from staticgraph.serving.service import Service
     from staticgraph.serving import for_serving
+    from staticgraph.serving.app import settle
+    from staticgraph.serving.reader import Reader
+    from staticgraph.serving.service import Service
 
     store = sg.datasets.open(HIV)
     plan = for_serving(sg.plan_buckets(store, batch_size=64))
