@@ -180,11 +180,14 @@ class Waiting:
         None if none need to run yet, unless ``everything`` must run without waiting. ``now`` is in
         seconds, by the arrivals' clock."""
         over = [request.over or request.future.cancelled() for request, _ in self._graphs]
-        for request, _ in compress(self._graphs, over):
-            request.begin()  # notifies the waiters of a cancelled future
-        sizes = self._keep(~np.array(over, bool))
-        due = self.due()
-        if due is None or (chosen := self._chosen(sizes, everything or now >= due)) is None:
+        if any(over):
+            for request, _ in compress(self._graphs, over):
+                request.begin()  # notifies the waiters of a cancelled future
+            self._keep(~np.array(over))
+        if (due := self.due()) is None:
+            return None
+        self._sizes = [np.concatenate(self._sizes)]
+        if (chosen := self._chosen(self._sizes[0], everything or now >= due)) is None:
             return None
         bucket, places = chosen
         taken = groupby([self._graphs[place] for place in places], itemgetter(0))
@@ -200,11 +203,10 @@ class Waiting:
         self._keep(np.zeros(len(self), bool))
         return requests
 
-    def _keep(self, stay: NDArray[np.bool_]) -> IntArray:
-        """Removes all graphs but those that stay, and returns the sizes of these."""
-        sizes = np.concatenate(self._sizes)[stay]
-        self._graphs, self._sizes = [*compress(self._graphs, stay)], [sizes]
-        return sizes
+    def _keep(self, stay: NDArray[np.bool_]) -> None:
+        """Removes all graphs but those that stay."""
+        self._graphs = [*compress(self._graphs, stay)]
+        self._sizes = [np.concatenate(self._sizes)[stay]]
 
     def _chosen(self, sizes: IntArray, due: bool) -> tuple[int, IntArray] | None:
         """The bucket and the positions of the ready pack with the oldest graph; if the oldest graph
@@ -251,9 +253,8 @@ def concatenated(parts: Sequence[tuple[GraphColumns, range | IntArray]]) -> Grap
 def store_of(parts: Sequence[Part]) -> GraphStore:
     """One store of the graphs of the parts, in order."""
     stores = groupby(parts, lambda part: part.request.store)
-    return concatenated(
-        [(store, np.concatenate([part.graphs for part in own])) for store, own in stores]
-    )
+    graphs = [(store, [graph for part in own for graph in part.graphs]) for store, own in stores]
+    return concatenated([(store, np.array(numbers)) for store, numbers in graphs])
 
 
 def hand_out(parts: Sequence[Part], store: GraphStore, batch: StaticBatch, out: Any) -> None:
