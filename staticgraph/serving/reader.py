@@ -101,11 +101,12 @@ class Reader:
             raise BadBody(f"the body is no JSON in UTF-8: {error}", 400) from None
         if (values.graphs is UNSET) == (values.smiles is UNSET):
             raise BadBody('the body must be {"graphs": [...]} or {"smiles": [...]}')
-        kind, items, read = "graph", values.graphs, self._graph
-        if values.smiles is not UNSET:
+        if values.smiles is UNSET:
+            kind, items, read = "graph", values.graphs, self._graph
+        elif self.smiles:
             kind, items, read = "SMILES", values.smiles, _molecule
-            if not self.smiles:
-                raise BadBody("this model was not trained on SMILES: send graphs")
+        else:
+            raise BadBody("this model was not trained on SMILES: send graphs")
         self._check_number(items)
         graphs: list[Arrays] = []
         for number, item in enumerate(items):

@@ -53,6 +53,7 @@ from staticgraph.text.numeric_options import real_option, whole_option
 # A retry sooner than this would find the same queue.
 SOONEST_RETRY_S = 0.001
 
+ORDERS = ("edges sorted by destination", "edges in the order of the data set")
 ENDED = "the server's thread has ended, by an error that is in the log"
 
 
@@ -299,11 +300,14 @@ class Server:
         if not isinstance(graphs, GraphStore):
             with Restored(nothing=True):  # a store is built with PyG's original functions
                 return new_graphs(graphs, self.runner.plan, self.schema)
-        if {f.layout for f in graphs.schema} == {f.layout for f in self.schema}:
+        schemas = self.schema, graphs.schema
+        known, layouts = ({each.keep_order, *(f.layout for f in each)} for each in schemas)
+        if known == layouts:
             graphs.verify()
             return concatenated([(graphs, range(len(graphs)))])
         wanted, present = (
-            {f"{f.name} {f.describe()}" for f in schema} for schema in (self.schema, graphs.schema)
+            {ORDERS[each.keep_order], *(f"{f.name} {f.describe()}" for f in each)}
+            for each in schemas
         )
         lacks, has = ", ".join(sorted(wanted - present)), ", ".join(sorted(present - wanted))
         raise BadGraph(
