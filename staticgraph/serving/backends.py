@@ -2,11 +2,10 @@
 
 The problem: Python runs one thread at a time, so in one process the model waits while bodies are
 read. The idea: uvicorn's worker processes read the bodies, without torch, and ask the process with
-the model over a Unix socket. Requests that arrive in the same turn of the event loop, or within a
-moment while others wait for their answers, are sent together in one message; so are the replies
-that are ready together. Arrays are ``safetensors`` and the rest is ``msgspec``; nothing is pickled.
-The invariant: for every request number received one reply is sent, unless the other process is
-gone.
+the model over a Unix socket. Requests that arrive together are sent in one message, and so are the
+replies that are ready together. Arrays are ``safetensors`` and the rest is ``msgspec``; nothing is
+pickled. The invariant: for every request number received one reply is sent, unless the other
+process is gone.
 """
 
 from __future__ import annotations

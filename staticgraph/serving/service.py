@@ -6,6 +6,7 @@ it is compiled, so smaller ones cannot be added afterwards (use ``for_serving`` 
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
@@ -24,7 +25,8 @@ from staticgraph.training.job import device_of
 ATOMS, BONDS = ("node", (9,), "int64"), ("edge", (3,), "int64")
 
 
-class Limits(NamedTuple):
+@dataclass(frozen=True)
+class Limits:
     """``max_wait_ms`` and ``max_queue`` of :class:`Server`, and the most graphs and bytes of one
     request."""
 
@@ -32,9 +34,6 @@ class Limits(NamedTuple):
     max_queue: int = 4096
     most_graphs: int = 1024
     most_bytes: int = 8 << 20
-
-
-LIMITS = Limits()
 
 
 class Service(NamedTuple):
@@ -53,7 +52,7 @@ class Service(NamedTuple):
 
 
 def service_of_run(
-    folder: Path, *, device: str = "auto", mode: str = "auto", limits: Limits = LIMITS
+    folder: Path, *, device: str = "auto", mode: str = "auto", limits: Limits = Limits()
 ) -> Service:
     """Loads the model of a run's folder (see :meth:`Trained.load` for what is raised), warms it up
     on a device and in a mode as for training, and starts its server."""
@@ -71,7 +70,7 @@ def service_of_export(
     digest: str | None = None,
     smiles: bool = False,
     task: str | None = None,
-    limits: Limits = LIMITS,
+    limits: Limits = Limits(),
 ) -> Service:
     """Loads an exported model and starts its server; the model's source is not needed.
 
