@@ -44,7 +44,7 @@ SIZES = {
     "staticgraph/recording": (11, 8723),  # the optimizer's moved in, what is carried over
     "staticgraph/rewrites": (41, 32799),  # any message over any edges, casts that ask for rounding
     "staticgraph/runner": (19, 16577),  # loaders, warm-ups over graphs, a second look from nearby
-    "staticgraph/serving": (15, 8463),  # connections that end, a request that fails alone
+    "staticgraph/serving": (10, 8289),  # connections that end, a request that fails alone
     "staticgraph/sizes": (6, 2875),  # graphs of one size, paths in a trace
     "staticgraph/steps": (29, 20343),  # which rows a field counts, a trace that fails says so once
     "staticgraph/store": (23, 21450),  # unknown devices named, and entries of a list

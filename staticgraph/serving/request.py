@@ -152,7 +152,7 @@ class Waiting:
 
     def __init__(self, capacities: Sequence[Capacity], components: int, max_wait_s: float) -> None:
         self._limits = limits_array(capacities)
-        self._max_wait_s = max_wait_s
+        self.max_wait_s: float = max_wait_s
         self._lines = _largest_of_lines(capacities, self._limits)
         self._graphs: list[tuple[Request, int]] = []
         self._sizes = [np.zeros((0, components), np.int64)]  # of the graphs, in several arrays
@@ -173,7 +173,7 @@ class Waiting:
 
     def due(self) -> float | None:
         """The time when the oldest graph has waited long enough; None if none waits."""
-        return self._graphs[0][0].arrived + self._max_wait_s if self._graphs else None
+        return self._graphs[0][0].arrived + self.max_wait_s if self._graphs else None
 
     def take(self, now: float, everything: bool = False) -> tuple[list[Part], int] | None:
         """Removes and returns the graphs of the next batch, in order of arrival, and its bucket;

@@ -75,10 +75,6 @@ class Server:
             are unknown.
     """
 
-    runner: Predictor
-    schema: Schema
-    max_queue: int
-
     def __init__(
         self,
         runner: Predictor,
@@ -96,11 +92,12 @@ class Server:
                 "the runner's plan is a plain list of capacities, which does not say what fields a "
                 "graph has: pass Server(runner, schema=store.schema), or use plan_buckets(store)"
             )
-        self.runner, self.schema, self.max_queue = runner, known, max_queue
-        self._max_wait_s = max_wait_ms / 1e3
+        self.runner: Predictor = runner
+        self.schema: Schema = known
+        self.max_queue: int = max_queue
         self._now = clock or time.monotonic
         capacities = runner.plan.capacities
-        self._waiting = Waiting(capacities, len(known.components), self._max_wait_s)
+        self._waiting = Waiting(capacities, len(known.components), max_wait_ms / 1e3)
         self._counts = Counts(capacities)
         self._closed = False
         self._changed = threading.Condition()  # guards the three above, and which requests are over
@@ -268,7 +265,7 @@ class Server:
         over = waiting + graphs - self.max_queue
         if over > 0:
             self._counts.refused += 1
-            retry_s = max(SOONEST_RETRY_S, self._max_wait_s, self._counts.seconds_for(over))
+            retry_s = max(SOONEST_RETRY_S, self._waiting.max_wait_s, self._counts.seconds_for(over))
             raise ServerBusy(
                 f"{how_many(waiting, 'graph')} {'waits' if waiting == 1 else 'wait'}, and with "
                 f"{graphs:,} more they pass max_queue={self.max_queue}: ask again in "
