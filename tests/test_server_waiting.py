@@ -26,8 +26,9 @@ def test_nothing_runs_before_the_deadline_and_all_at_it():
     assert waiting.take(5.9) is None
     assert waiting.due() == 6.0
     parts, bucket = waiting.take(6.0)
-    assert len(parts) == 2, "who came later goes along"
-    assert bucket == 0, "in the smallest bucket that holds them"
+    assert (len(parts), bucket) == (2, 0), (
+        "who came later goes along, in the smallest that holds all"
+    )
     assert len(waiting) == 0
 
 
@@ -37,7 +38,7 @@ def test_a_pack_is_ripe_once_a_graph_did_not_fit():
     assert waiting.take(0.0) is None
     waiting.add(request(2))
     ((_, graphs),), _ = waiting.take(0.0)
-    assert graphs == [0, 1, 2, 3, 4]
+    assert graphs == [*range(5)]
     assert waiting.take(0.0) is None
 
 
