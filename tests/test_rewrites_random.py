@@ -115,7 +115,7 @@ e1, e2 = (h0[src] * e0).chunk(2, 1)
 e3 = F.linear(e1, self.lone.weight[:4, :4]) * e2.sigmoid()
 h1 = h0 + scatter(torch.cat([e3, e2], 1), dst, 0, n)""",
     "rows that are counted from the end": """
-h1 = h0 + self.product.weight[kind[:, 0] % 3 - 5]
+h1 = h0 + self.product.weight[(kind[:, 0] % 3 - 5).clamp(max=-4)]
 h2 = h0 + scatter(h0[src] * self.product.weight[-1 - (kind[:, 0] % 3)[src]], dst, 0, n)
 h3 = h0 * self.product.weight[torch.where(kind[:, 0] > 2, 1, -1)]""",
     "statistics read between a norm and its ReLU": """

@@ -1,7 +1,7 @@
 """Serves a model to many callers, on one device and with a few fixed shapes.
 
 The path of a request: its bytes become checked graphs in flat arrays (``reader``,
-``checked_graphs``), wait in a queue for others (``waiting``, ``request``), run in a batch in the
+``checked_graphs``), wait in a queue for others (``request``), run in a batch in the
 thread of the model (``server``), and become a reply (``replies``). ``app`` and ``backends`` are the
 web application and its way to the server, which may be in another process; ``service`` makes both
 from a run or an export. The plan for it has smaller buckets for times with few requests.

@@ -39,7 +39,7 @@ from support.dryrun_models import MovingAtoms, forces_loss  # noqa: E402
 from support.kernel_cases import COMPARED, DTYPES, ON_CPU, Sizes  # noqa: E402
 from support.kernel_oracle import SAMPLES, assert_running_statistics, wrong_results  # noqa: E402
 from support.random_forward import RandomForward  # noqa: E402
-from support.rewritten import difference, fired, runs, seeded  # noqa: E402
+from support.rewritten import captured, difference, fired, runs, seeded  # noqa: E402
 from support.runners import sgd_runner  # noqa: E402
 from support.sampled import in_turn  # noqa: E402
 
@@ -184,15 +184,15 @@ def test_a_layer_in_a_derivative_is_differentiated_by_the_same_kernel():
     have any layout."""
     wide = torch.randn(17, 40)
     for weight in (wide[:, :33].contiguous(), wide[:, :33], wide.t()[:33].contiguous().t()):
-        made = [torch.randn(70, 33), weight, torch.randn(17)]
+        operands = [torch.randn(70, 33), weight, torch.randn(17)]
         gradients = []
-        for layer, given in ((linear, made), (F.linear, [each.double() for each in made])):
-            x, *weights = leaves = [each.detach().requires_grad_() for each in given]
+        for layer, dtype in ((linear, torch.float32), (F.linear, torch.float64)):
+            x, *weights = leaves = [each.to(dtype).detach().requires_grad_() for each in operands]
             energy = layer(x, *weights).tanh()
             (force,) = torch.autograd.grad(energy.sum(), x, create_graph=True)
             loss = force.square().sum() + energy.square().sum()
             gradients.append(torch.autograd.grad(loss, leaves))
-        assert all(close(ours, exact, 99) for ours, exact in zip(*gradients, strict=True))
+        assert all(close(ours, exact, 70) for ours, exact in zip(*gradients, strict=True))
 
 
 def test_linear_keeps_a_nan_and_reads_no_row_beyond():
@@ -266,8 +266,11 @@ def rewritten_for_cuda(monkeypatch):
 @pytest.mark.parametrize("seed", range(int(os.environ.get("FORWARDS", "6"))))
 def test_a_random_forward_is_plain_pygs(seed, esol, rewritten_for_cuda):
     model = seeded(lambda: RandomForward(seed))
-    if runs(model, esol):
-        assert difference(model, esol)[0] <= 1e-9, model.steps
+    if not runs(model, esol):
+        pytest.skip("plain PyG does not differentiate this forward")
+    largest, runner = difference(model, esol)
+    assert captured(runner).target.device == "cuda"
+    assert largest <= 1e-9, model.steps
 
 
 def test_forces_of_atoms_whose_edges_are_found_in_the_step(rewritten_for_cuda):
@@ -290,5 +293,6 @@ def test_forces_of_atoms_whose_edges_are_found_in_the_step(rewritten_for_cuda):
         runner = sgd_runner(model, [(13, 0, 4)], mode, **options)
         runner.step(next(iter(runner.loader(sg.GraphStore.from_pyg(atoms), exact=False))))
         gradients.append([parameter.grad for parameter in model.parameters()])
+    assert captured(runner).target.device == "cuda"
     assert fired(runner)["neighbours"] == 2
     torch.testing.assert_close(*gradients, rtol=1e-9, atol=1e-12)

@@ -200,6 +200,7 @@ CASES: dict[str, Run] = {
     "graph_attention": _attention,
     "linear": lambda v, w: _linear(v, bias=v["bias"], relu=True),
     "linear alone": lambda v, w: _linear(v),
+    "linear of a transposed weight": lambda v, w: linear(v["x"], v["weight"].t().contiguous().t()),
     "linear read twice": lambda v, w: _read_twice(v),
     "neighbours": lambda v, w: _reduced(
         pna(HEADS, WIDTH),

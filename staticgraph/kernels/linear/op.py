@@ -70,10 +70,11 @@ def backward_by(
     return dx, dweight, dbias
 
 
-def _sum(new: Tensor, old: Tensor | None) -> Tensor:
-    if old is None:
-        return new
-    return new + old if new.requires_grad or old.requires_grad else new.add_(old)
+def _sum(gradient: Tensor, into: Tensor | None) -> Tensor:
+    if into is None:
+        return gradient
+    differentiable = gradient.requires_grad or into.requires_grad
+    return gradient + into if differentiable else gradient.add_(into)
 
 
 def _forward_on_cpu(

@@ -117,10 +117,10 @@ def static_triplets(
     room = context.search_room
     places, real = _taken(context, real, None if room is None else room.per_edge * edges)
     real, total = _padded_to_free(context, triplets, real)
-    every = torch.arange(max(edges, total), device=source.device)
-    # Padding edges, spread; the last edge is one.
-    spare = every[:total] * edges // max(total, 1)
-    spare = torch.where(rows.mask[spare], edges - 1, spare)
+    number = torch.arange(max(edges, total), device=source.device)
+    # Edges at even distances, or the last, which is padding, in place of real ones.
+    padding_edge = number[:total] * edges // max(total, 1)
+    padding_edge = torch.where(rows.mask[padding_edge], edges - 1, padding_edge)
 
     def rows_or(values: Tensor, padding: Tensor) -> Tensor:
         """Values ``[E, K]`` of real triplets, ``[T]``, and padding."""
@@ -128,16 +128,16 @@ def static_triplets(
         flat = flat if places is None else flat[places]
         return torch.where(real, torch.nn.functional.pad(flat, (0, total - len(flat))), padding)
 
-    of_edge = every[:edges, None]
+    of_edge = number[:edges, None]
     context.register(total, RowKind("triplets of a search for neighbours", real, edges))
     return (
         target,
         source,
-        rows_or(target[:, None], target[spare]),
-        rows_or(source[:, None], source[spare]),
-        rows_or(source[before], target[spare]),
-        rows_or(before, spare),
-        rows_or(of_edge, spare),
+        rows_or(target[:, None], target[padding_edge]),
+        rows_or(source[:, None], source[padding_edge]),
+        rows_or(source[before], target[padding_edge]),
+        rows_or(before, padding_edge),
+        rows_or(of_edge, padding_edge),
     )
 
 
