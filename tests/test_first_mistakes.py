@@ -83,6 +83,10 @@ def test_other_things_are_named(store, plan):
             sg.StaticGraphRunner(model, plan, **{option: "node"})
     with pytest.raises(TypeError, match="a GraphStore is not a plan"):
         sg.StaticGraphRunner(model, store)
+    with pytest.raises(TypeError, match=r"a Data is not a capacity, .* plan_stream"):
+        sg.StaticGraphRunner(model, list(store[:4]))  # pyright: ignore
+    with pytest.raises(TypeError, match="a Net is no runner"):
+        sg.Server(model)  # pyright: ignore
     with pytest.raises(TypeError, match=r"'plan\.json' is not a plan: BucketPlan\.load"):
         sg.StaticGraphRunner(model, "plan.json")
     with pytest.raises(sg.BadGraph, match=r"'esol' is a name, not a data set: sg\.datasets\.open"):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import textwrap
+from dataclasses import replace
 
 import pytest
 import torch
@@ -248,13 +249,14 @@ def test_a_model_that_cannot_be_copied_says_why():
         check(model.double(), PLAN, STORE)
 
 
-def test_without_data_graphs_are_made_up_from_the_schema():
+def test_without_an_example_the_plans_graphs_are_taken_or_some_are_made_up():
     plan = sg.plan_buckets(STORE, batch_size=4)
-    assert check(Net().double(), plan).ok
-    with pytest.raises(ValueError, match=r"pass check\(model, plan, store\)"):
+    assert check(Net().double(), replace(plan, source=type(None))).ok
+    with pytest.raises(ValueError, match=r"pass check\(model, plan, graphs\)"):
         check(Net(), PLAN)
-    with pytest.raises(TypeError, match=r"the example is a list; .*GraphStore\.from_pyg\(graphs\)"):
-        check(Net(), PLAN, [STORE[0]])
+    graphs = [STORE[0], STORE[1]]
+    assert check(Net().double(), sg.plan_stream(graphs, batch_size=2)).ok
+    assert check(Net().double(), PLAN, graphs).ok
 
 
 class OfPoints(nn.Module):

@@ -57,7 +57,6 @@ from staticgraph.steps.loss.mean_loss import Loss
 from staticgraph.steps.loss.weighted_means import stock_mean
 from staticgraph.steps.tracing.obstacles import RECORDING_ALONE, Obstacle
 from staticgraph.steps.tracing.trace import defined_at, raised, trace_step, untraceable
-from staticgraph.store.graph_store import GraphStore
 from staticgraph.text.how_many import how_many
 
 # Garbage that reaches real rows is ten times as large.
@@ -69,7 +68,7 @@ HOST_COPY = "host-to-device copy"
 def check(
     model: torch.nn.Module | Subject,
     plan: BucketPlan | Sequence[Capacity | tuple[int, ...]],
-    example: GraphStore | StaticBatch | None = None,
+    example: Any = None,
     *,
     forward: Forward | None = None,
     loss: Loss | None = None,
@@ -82,7 +81,8 @@ def check(
         model: any PyG model; it is not changed.
         plan: the buckets, or a plain list of capacities; the first bucket that the example fits is
             used.
-        example: graphs to run on, or a batch. Without one, graphs are made up from the plan's
+        example: graphs to run on, a store or a list, or a batch; by default those that the plan was
+            made for. Where these are gone (a plan read from its file) graphs are made up from its
             schema, with zeros for integers, since the number of categories is not known.
         forward: ``forward(model, batch)``, needed where the names of the model's own parameters do
             not say what to pass.
@@ -95,7 +95,7 @@ def check(
         The report; it prints as a table, and is true if there are no obstacles.
 
     Raises:
-        TypeError: the example is neither a store nor a batch.
+        TypeError: the example has no graphs.
         ValueError: there is neither an example nor a plan that knows the fields of the data, or the
             model cannot be copied, or ``rewrites`` without PyG.
         GraphTooLarge: no graph of the example fits a bucket.

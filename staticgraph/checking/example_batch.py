@@ -6,6 +6,8 @@ have the shapes and dtypes of the plan's schema.
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -13,7 +15,7 @@ from torch import Tensor
 from staticgraph.batches.batch.batch_arrays import field_mask, wide_mask
 from staticgraph.batches.batch.static_batch import StaticBatch, first_graphs
 from staticgraph.batches.padding.padder import unplanned_layout
-from staticgraph.batches.padding.read_batch import read
+from staticgraph.batches.padding.read_batch import graphs_of, read, stored_batch
 from staticgraph.batches.slots.slots import SlotLayout
 from staticgraph.errors import GraphTooLarge
 from staticgraph.plans.plan import BucketPlan
@@ -31,27 +33,27 @@ PORTION = 8
 FEWEST = 8
 
 
-def batch_of(plan: BucketPlan, example: GraphColumns | StaticBatch | None) -> StaticBatch:
-    """Returns a batch to examine a model with: the example itself, its graphs, or made-up ones.
+def batch_of(plan: BucketPlan, example: Any) -> StaticBatch:
+    """Returns a batch to examine a model with: the example itself, its graphs, those that the plan
+    was made for, or made-up ones.
 
     Raises:
-        TypeError: the example is neither a store nor a batch.
+        TypeError: the example has no graphs.
         ValueError: there is no example, and the plan does not know the fields.
         GraphTooLarge: no graph of the example fits a bucket.
     """
     if isinstance(example, StaticBatch):
         return example
-    if example is not None and not isinstance(example, GraphColumns):
-        raise TypeError(
-            f"the example is a {type(example).__name__}; a check takes a GraphStore or a "
-            "StaticBatch: GraphStore.from_pyg(graphs)"
-        )
+    if example is None:
+        example = graphs_of(plan)
     if example is None:
         if plan.schema is None:
             raise ValueError(
-                "the plan does not say what fields a graph has: pass check(model, plan, store)"
+                "the plan does not say what fields a graph has: pass check(model, plan, graphs)"
             )
         example = _made_up(plan.schema, plan.capacities[0])
+    elif not isinstance(example, GraphColumns):
+        example = stored_batch(example, plan.schema)
     for bucket, capacity in enumerate(plan.capacities):
         if ids := _fitting(example, capacity):
             return StaticBatch.of(example, ids, capacity, bucket)

@@ -32,7 +32,6 @@ from staticgraph.steps.computation.model_call import Forward
 from staticgraph.steps.computation.model_setup import Subject
 from staticgraph.steps.loss.mean_loss import Loss
 from staticgraph.steps.tracing.trace import tracing_options
-from staticgraph.store.graph_store import GraphStore
 
 
 class CapturedStep:
@@ -82,7 +81,7 @@ class CapturedStep:
 def explain(
     model: torch.nn.Module | Subject,
     plan: BucketPlan | Sequence[Capacity | tuple[int, ...]],
-    example: GraphStore | StaticBatch | None = None,
+    example: Any = None,
     *,
     forward: Forward | None = None,
     loss: Loss | None = None,
@@ -92,8 +91,7 @@ def explain(
     Args:
         model: any PyG model, or a ``Subject``; it is not changed.
         plan: the buckets, or a plain list of capacities.
-        example: graphs to capture it with, or a batch; without one, graphs are made up from the
-            plan's schema.
+        example: graphs to capture it with, or a batch, as ``staticgraph.check`` takes them.
         forward, loss: as the runner takes them.
 
     Returns:
@@ -101,7 +99,7 @@ def explain(
         with the one thing that prevented it. It prints as a table.
 
     Raises:
-        TypeError: the example is neither a store nor a batch.
+        TypeError: the example has no graphs.
         ValueError: there is neither an example nor a plan that knows the fields of the data.
         GraphTooLarge: no graph of the example fits a bucket.
         TorchDynamoException: the model cannot be captured; ``staticgraph.check`` says why.

@@ -71,6 +71,7 @@ class Server:
         clock: returns the time in seconds; ``time.monotonic`` by default, tests may replace it.
 
     Raises:
+        TypeError: ``runner`` is no runner.
         ValueError: ``max_wait_ms`` is negative, ``max_queue`` is below 1, or the fields of a graph
             are unknown.
     """
@@ -86,6 +87,10 @@ class Server:
     ) -> None:
         max_wait_ms = real_option("max_wait_ms", max_wait_ms, 0, infinite=True)
         max_queue = whole_option("max_queue", max_queue, 1)
+        if not hasattr(runner, "plan"):
+            raise TypeError(
+                f"a {type(runner).__name__} is no runner: Server(StaticGraphRunner(model, plan))"
+            )
         known = schema or runner.plan.schema
         if known is None:
             raise ValueError(

@@ -92,8 +92,14 @@ class Capacity:
         """A capacity from ``(nodes, edges, graphs)``, optionally followed by ``max_graph_nodes``.
 
         Raises:
+            TypeError: a graph, or a batch of graphs.
             ValueError: not three or four numbers.
         """
+        if hasattr(numbers, "keys"):
+            raise TypeError(
+                f"a {type(numbers).__name__} is not a capacity, which is (nodes, edges, graphs): "
+                "plan_stream(graphs, batch_size=...) makes a plan of graphs"
+            )
         if len(numbers) not in (3, 4):
             raise ValueError(
                 f"{tuple(numbers)}: a capacity is (nodes, edges, graphs) or (nodes, edges, graphs, "
