@@ -97,7 +97,8 @@ def new_graphs(
     Args:
         graphs: a list of ``Data``, or a PyG dataset.
         plan: the model's plan; if its data had edges, each graph must say which edges it has.
-        schema: the fields to expect; None reads them from the graphs.
+        schema: the fields to expect; None reads them from the graphs, whose edges then keep their
+            order, as in a step of a list.
         progress: whether to show the progress of :meth:`GraphStore.from_pyg`.
 
     Raises:
@@ -106,7 +107,14 @@ def new_graphs(
     from staticgraph.store.pyg.flatten import from_pyg
 
     known = plan.has_edges is True
-    return from_pyg(GraphStore, graphs, schema=schema, edges=known, progress=progress)
+    return from_pyg(
+        GraphStore,
+        graphs,
+        schema=schema,
+        edges=known,
+        progress=progress,
+        keep_order=schema is None,
+    )
 
 
 def require_rows(out: Any, levels: Mapping[Path, Level | None]) -> None:
