@@ -117,10 +117,28 @@ def test_no_model_of_the_zoo_is_flagged(hiv, plan, name, dropout):
     assert not runner.preparation.padding.wanted("step")
 
 
-def test_a_choice_among_equal_rows_is_a_warning_and_no_leak():
-    with pytest.warns(UserWarning, match="Tied chooses among equal rows") as told:
-        runner_of(Tied().double()).step(BATCH)
+class TiedTwice(Tied):
+    """Remembers what it computed, so that a second run shows more than the first."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("last", torch.zeros(()))
+
+    def forward(self, x, edge_index, batch, num_graphs):
+        out = super().forward(x, edge_index, batch, num_graphs) + self.last
+        self.last = out[0, 0].detach()
+        return out
+
+
+@pytest.mark.parametrize("kind", [Tied, TiedTwice])
+def test_a_choice_among_equal_rows_is_a_warning_and_no_leak(kind):
+    runner = runner_of(kind().double())
+    with pytest.warns(UserWarning, match="Tied.* chooses among equal rows") as told:
+        runner.step(BATCH)
     assert [warned.filename for warned in told] == [__file__]
+    assert runner.preparation.padding._comparer.written == (
+        {"last"} if kind is TiedTwice else set()
+    )
     leaks = Tied(off=1.0).double()
     with pytest.raises(sg.errors.PaddingLeaks, match="number of padding rows"):
         runner_of(leaks).step(BATCH)

@@ -212,23 +212,25 @@ class Comparer:
             options: as for :meth:`padded`.
         """
         loss, random = None, _equal_draws(options)
-        seen: Any = (
-            data.fresh() if options.jitter is None else options.jitter.set_noise(data.fresh())
-        )
-        if options.double:
-            seen.update(_in_double(seen.to_dict()))
+        first, seen = self._fresh(data, options), self._fresh(data, options)
         # Nothing is bound: this may be inside another model's forward (a teacher's first call).
         with self._run(options), Restored(nothing=True):
             with random or nullcontext():
                 with self._computation.precision():
                     if options.second:
-                        self._computation.plain(data.fresh())
+                        self._computation.plain(first)
                     out = self._computation.plain(seen)
                     if options.gradients and self._subject.loss is not None:
                         mean = labelled_loss if has_gaps(batch) else plain_loss
                         loss = mean(self._subject.loss, out, seen)
                 loss = self._backward(out, loss, options)
             return self._outcome(out, loss, options, random)
+
+    def _fresh(self, data: PlainBatch, options: RunOptions) -> Any:
+        seen = data.fresh() if options.jitter is None else options.jitter.set_noise(data.fresh())
+        if options.double:
+            seen.update(_in_double(seen.to_dict()))
+        return seen
 
     @contextmanager
     def _run(self, options: RunOptions) -> Iterator[None]:
@@ -249,7 +251,8 @@ class Comparer:
             if options.nudged:
                 nudge(model)
             yield
-            self.written |= self._changes()
+            if jitter is None:  # whose hooks would count as changes
+                self.written |= self._changes()
 
     def _backward(self, out: Any, loss: Tensor | None, options: RunOptions) -> Tensor | None:
         """Computes the gradients of a loss, or of the outputs with fixed weights; returns it."""
