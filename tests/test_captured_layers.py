@@ -54,6 +54,7 @@ def trained(model, store, mode):
     loss = nn.MSELoss(reduction="none")
 
     def each(out, batch):
+        assert float(out.detach().sum()) < 1e9  # reads a number, too
         return loss(out, batch.y.to(out))[:, 0]
 
     return sgd_runner(model, plan, mode, loss=each, rate=1e-6, check_padding=False)
@@ -86,6 +87,33 @@ def test_its_layers_are_fused_and_the_line_is_named(esol):
     captured = runner.steps.compiled.apart["step"].functions.values()
     assert all({place.rewrite for place in one.done} & {"neighbours"} for one in captured)
     assert report.buckets[0].compiles == 2 * 2  # training and evaluation
+
+
+class Whole(Branching):
+    """Reads nothing itself."""
+
+    def forward(self, x, edge_index, edge_attr, batch, batch_size):
+        h = self.atoms(x.to(self.head.weight))
+        for conv in self.convs:
+            h = h + conv(h, edge_index, self.bonds(edge_attr.to(h))).tanh()
+        return self.head(global_add_pool(h, batch, batch_size))
+
+
+class Counting(Whole):
+    """Changes what it was captured with, in every step."""
+
+    steps = 0
+
+    def forward(self, x, edge_index, edge_attr, batch, batch_size):
+        self.steps += 1
+        return super().forward(x, edge_index, edge_attr, batch, batch_size) * self.steps
+
+
+@pytest.mark.filterwarnings("ignore:.*fused by themselves")
+@pytest.mark.filterwarnings("ignore:the model is no longer fused")
+@pytest.mark.parametrize("kind", [Whole, Counting])
+def test_where_the_loss_alone_reads_the_model_is_captured_whole_while_it_stays_the_same(esol, kind):
+    assert_as_eager(kind, few(esol), ["the model"] if kind is Whole else ["convs.0", "convs.1"])
 
 
 class Wrapped(nn.Module):

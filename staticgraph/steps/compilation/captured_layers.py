@@ -1,9 +1,10 @@
-"""The layers of a model that is no single graph, each captured and rewritten by itself.
+"""The layers of a step that is no single graph, each captured and rewritten by itself.
 
 The problem: one line that reads a number off the data, or that no tracer follows, keeps a whole
-model from mode ``fused``, although its layers are fused elsewhere. The idea: the model runs in
+step from mode ``fused``, although its layers are fused elsewhere. The idea: the step runs in
 eager, and in place of each layer's forward a captured one is called, as large a layer as can be
-captured; one in which nothing is rewritten stays as it is.
+captured, the model itself where the line is the loss's; one in which nothing is rewritten stays as
+it is.
 
 Invariant: a captured layer gets all that it computes with as arguments: the tensors and constants
 that the model calls it with, and the batch's arrays. Where it makes rows that later layers would
@@ -12,6 +13,7 @@ have to know of (a pool), or gets anything else, it runs in eager.
 
 from __future__ import annotations
 
+import warnings
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -65,9 +67,9 @@ class CapturedLayers:
         self.frozen: bool = False
         self._computation = computation
         self._layers: dict[nn.Module, _Layer] = {}
-        self._paths = {module: path for path, module in model.named_modules()}
+        self._paths = {module: path or "the model" for path, module in model.named_modules()}
         self._installed = False
-        self._add_below(model)
+        self._add(model)
 
     @property
     def paths(self) -> list[str]:
@@ -87,17 +89,21 @@ class CapturedLayers:
             for layer in self._layers.values():
                 layer.uninstall()
 
+    def _add(self, module: nn.Module) -> None:
+        """Adds a module, or the outermost ones inside it where it is one of torch's, or somebody
+        replaced its forward; none without parts."""
+        if module in self._layers:
+            return
+        if type(module).__module__.startswith("torch.nn.") or "forward" in vars(module):
+            self._add_below(module)
+        elif next(module.children(), None) is not None:
+            self._layers[module] = _Layer(self, self._paths[module], module)
+            if self._installed:
+                self._layers[module].install()
+
     def _add_below(self, module: nn.Module) -> None:
-        """Adds the outermost layers inside a module that are more than one of torch's."""
         for child in module.children():
-            if type(child).__module__.startswith("torch.nn."):
-                self._add_below(child)
-                continue
-            new = child not in self._layers and "forward" not in vars(child)
-            if new and next(child.children(), None) is not None:
-                self._layers[child] = _Layer(self, self._paths[child], child)
-                if self._installed:
-                    self._layers[child].install()
+            self._add(child)
 
     def give_up(self, layer: _Layer, below: bool = True) -> None:
         """Leaves a layer to eager, and tries those inside it instead, if ``below``."""
@@ -161,6 +167,8 @@ class _Layer:
         binding, layers = present(), self._layers
         arguments = None if binding is None else _Arguments.take_apart(binding.batch, args, kwargs)
         if binding is None or arguments is None:
+            if binding is not None and not layers.functions:  # perhaps it is given a whole batch
+                layers.give_up(self)
             return self.forward(*args, **kwargs)
         batch = binding.batch
         device = batch.device.type
@@ -186,10 +194,10 @@ class _Layer:
         try:
             with Restored(nothing=True):
                 out = function(*arrays, *arguments.tensors)
-        except NotStatic:
+        except NotStatic as error:
             if not new:
-                raise
-            layers.give_up(self)
+                warnings.warn(f"{self.path} is no longer fused: {error}", stacklevel=2)
+            layers.give_up(self, below=not layers.frozen)
             return self.forward(*args, **kwargs)
         if new and {place.rewrite for place in function.done} <= _ALONE:
             layers.give_up(self)

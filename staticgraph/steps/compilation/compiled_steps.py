@@ -57,7 +57,7 @@ class CompiledSteps:
         buckets: how many buckets there are; several share their traces in mode ``fused``.
 
     Attributes:
-        apart: by work, the layers of a model that is no single graph, in mode ``fused``.
+        apart: by work that is no single graph in mode ``fused``, the model's layers.
         notes: by work, what is said of it.
     """
 
@@ -105,7 +105,7 @@ class CompiledSteps:
         return self._try_layers(work, batch, whole)
 
     def _try_layers(self, work: str, batch: StaticBatch, whole: NotStatic) -> Any:
-        """Runs a model that is no single graph layer by layer, or raises why it is none."""
+        """Runs what is no single graph layer by layer, or raises why it is none."""
         layers, result = CapturedLayers(self._model, self._computation), None
         self.apart[work] = layers
         try:
@@ -122,7 +122,7 @@ class CompiledSteps:
         }
         first, *reason = str(whole).splitlines()
         self.notes[work] = (
-            f"{work}: the model is no single graph, so it runs in eager, but for layers that are "
+            f"{work}: it is no single graph, so it runs in eager, but for layers that are "
             f"fused by themselves ({', '.join(layers.paths)}): "
             f"{' '.join(line.strip() for line in reason[:2]) or first}"
         )
