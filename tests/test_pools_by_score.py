@@ -14,8 +14,10 @@ from support.places import mode_of
 from support.runners import sgd_runner
 from torch import nn
 from torch_geometric.data import Batch, Data
-from torch_geometric.nn import GINConv, SAGPooling, TopKPooling, global_add_pool
-from torch_geometric.utils import scatter
+from torch_geometric.nn import GINConv, GPSConv, SAGPooling, TopKPooling, global_add_pool
+from torch_geometric.nn.aggr import LSTMAggregation
+from torch_geometric.nn.attention import PolynormerAttention
+from torch_geometric.utils import scatter, to_dense_batch
 
 import staticgraph as sg
 
@@ -108,6 +110,42 @@ class Twice(Net):
 @pytest.mark.parametrize("mode", ["eager", "fused"])
 def test_what_a_second_pool_keeps_indexes_the_fields_of_all_nodes(mode):
     compare_with_plain_pyg(Twice(), mode)
+
+
+class Behind(Net):
+    """A layer whose result depends on how many nodes of one graph the pool kept at the most."""
+
+    def __init__(self, layer: nn.Module) -> None:
+        super().__init__(lambda width: TopKPooling(width, 0.5))
+        self.layer = layer.double()
+
+    def forward(self, data):
+        h = self.conv(data.x, data.edge_index)
+        h, edge_index, _, batch, _, score = self.pool(h, data.edge_index, None, data.batch)
+        if isinstance(self.layer, GPSConv):
+            h = global_add_pool(self.layer(h, edge_index, batch), batch)
+        elif isinstance(self.layer, PolynormerAttention):
+            dense, mask = to_dense_batch(h, batch)
+            h = (self.layer(dense, mask) * mask[..., None]).sum(1)
+        else:
+            h = self.layer(h, batch)
+        return self.head(h), scatter(score, batch), scatter(score, batch)
+
+
+@pytest.mark.sampled(4)
+@pytest.mark.parametrize("mode", ["eager", "traced"])
+@pytest.mark.parametrize(
+    "layer",
+    [
+        LSTMAggregation(16, 16),
+        GPSConv(16, None, heads=2),
+        GPSConv(16, None, heads=2, attn_type="performer"),
+        PolynormerAttention(16, heads=2, head_channels=8),
+    ],
+    ids=["recurrent", "multihead", "performer", "polynormer"],
+)
+def test_what_is_behind_a_pool_sees_the_rows_that_are_kept(layer, mode, monkeypatch):
+    compare_with_plain_pyg(Behind(layer), mode_of(mode, monkeypatch))
 
 
 def compare_with_plain_pyg(model: Net, mode: str, evaluated: bool = True) -> None:

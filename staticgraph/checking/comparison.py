@@ -359,8 +359,9 @@ class Comparer:
         ):
             return Parity(worst, None, f"{note}, and in float64", options)
         if difference is not None and not batch.layout.schema.hetero:
-            plain = attempt(lambda: self.plain(batch, data, options._replace(jitter=Jitter(batch))))
-            padded = attempt(lambda: self.padded(batch, options._replace(jitter=Jitter(batch))))
+            noisy = options._replace(jitter=Jitter(batch))
+            plain = attempt(lambda: self.plain(batch, data, noisy))
+            padded = attempt(lambda: self.padded(batch, noisy))
             if plain is not None and padded is not None and plain.finite:
                 off = plain.largest_difference(padded)
                 if off <= tolerance:

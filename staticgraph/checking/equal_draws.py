@@ -9,8 +9,9 @@ Ties are broken in the same way on both sides (:class:`Jitter`). A model that ch
 (TopK, a maximum, a sort) chooses by rounding if two are equal, as symmetric atoms of a molecule
 are, and sums over padded rows round differently from those over real ones. Such a difference is not
 caused by the padding. It vanishes when no two rows are equal, so noise is added to the nodes' float
-fields, to what embeddings and linear layers compute for nodes, and to the scores of pools, which a
-saturated ``tanh`` makes equal. A real row gets the same noise with padding and without.
+fields, to what embeddings and linear layers compute for nodes, to the scores of pools, which a
+saturated ``tanh`` makes equal, and to the rows of sorts, which a ReLU does. A real row gets the
+same noise with padding and without.
 """
 
 from __future__ import annotations
@@ -241,13 +242,15 @@ _MIXES = ("Linear", "Embedding")
 
 
 class Jitter:
-    """Noise for the rows of one batch.
+    """Noise for the rows of one batch, where the first run had any: a layer of static form may
+    compute for all nodes what PyG's computes for some.
 
     Args:
         batch: its real nodes get noise, its padding none.
     """
 
     def __init__(self, batch: StaticBatch) -> None:
+        self._places: set[str] | None = None  # of the first run
         self._rows = batch.capacity.nodes
         self._real = batch.real_counts.nodes
         self._fields = [
@@ -259,14 +262,21 @@ class Jitter:
     @contextmanager
     def on(self, model: torch.nn.Module) -> Iterator[None]:
         """A ``with`` block in which noise is added to what the model computes for nodes."""
+        noisy: set[str] = set()
         with ExitStack() as stack:
             for path, module in model.named_modules():
                 kinds = {kind.__name__ for kind in type(module).__mro__}
                 if not kinds.isdisjoint(_MIXES):
-                    stack.callback(module.register_forward_hook(self._hook(path)).remove)
+                    stack.callback(module.register_forward_hook(self._hook(path, noisy)).remove)
                 elif "SelectTopK" in kinds and isinstance(module.act, torch.nn.Module):
-                    stack.callback(module.act.register_forward_hook(_score_hook(path)).remove)
+                    stack.callback(module.act.register_forward_hook(_NoiseByRow(path).after).remove)
+                elif "SortAggregation" in kinds:
+                    stack.callback(
+                        module.register_forward_pre_hook(_NoiseByRow(path).before).remove
+                    )
             yield
+        if self._places is None:
+            self._places = noisy
 
     def set_noise(self, batch: Any) -> Any:
         """Sets the noisy fields on a batch, with padding or without, and returns it."""
@@ -276,16 +286,22 @@ class Jitter:
                 batch[name] = self._noisy(value, name)
         return batch
 
-    def _hook(self, path: str) -> Any:
+    def _hook(self, path: str, noisy: set[str]) -> Any:
         calls = 0
 
         def hook(_: torch.nn.Module, inputs: Any, out: Any) -> Any:
             """Adds this call's noise to the output of a module, if it is a tensor of nodes."""
             nonlocal calls
             calls += 1
+            name = f"{path} {calls}"
             if not isinstance(out, Tensor) or not out.dim():
                 return None
-            return self._noisy(out, f"{path} {calls}")
+            if self._places is not None and name not in self._places:
+                return None
+            changed = self._noisy(out, name)
+            if changed is not out:
+                noisy.add(name)
+            return changed
 
         return hook
 
@@ -300,17 +316,30 @@ class Jitter:
         return value + noise
 
 
-def _score_hook(path: str) -> Any:
-    """Noise for the scores of a pool: real rows come first, in the same order, in every layer."""
-    calls = 0
+class _NoiseByRow:
+    """Noise for rows that a pool may have chosen: real ones come first, in the same order, in every
+    layer.
 
-    def add_noise(_: torch.nn.Module, inputs: Any, scores: Tensor) -> Tensor:
-        nonlocal calls
-        calls += 1
-        random = np.random.default_rng(zlib.crc32(f"{path} {calls}".encode()))
-        return scores + torch.from_numpy(random.random(len(scores)) - 0.5).to(scores) * SIZE
+    Args:
+        path: of the module whose rows these are.
+    """
 
-    return add_noise
+    def __init__(self, path: str) -> None:
+        self._path, self._calls = path, 0
+
+    def before(self, _: torch.nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+        """Adds noise to the first of a module's inputs."""
+        return self._noisy(inputs[0]), *inputs[1:]
+
+    def after(self, _: torch.nn.Module, inputs: Any, scores: Tensor) -> Tensor:
+        """Adds noise to a module's output."""
+        return self._noisy(scores)
+
+    def _noisy(self, rows: Tensor) -> Tensor:
+        self._calls += 1
+        random = np.random.default_rng(zlib.crc32(f"{self._path} {self._calls}".encode()))
+        noise = torch.from_numpy(random.random(len(rows)) - 0.5).to(rows) * SIZE
+        return rows + noise.view(-1, *(1,) * (rows.dim() - 1))
 
 
 @torch.no_grad()

@@ -93,15 +93,6 @@ class StaticMedianAggregation(MedianAggregation, StaticQuantileAggregation):
         return StaticQuantileAggregation.forward(self, x, index, ptr, dim_size, dim)
 
 
-def _at_last_place(context: BatchContext, out: Tensor) -> Tensor:
-    """``[G, M, F]`` -> ``[G, F]``: the values at the last place of the unpadded batch's block."""
-    if context.batch is None or context.real is not None:
-        return out[:, -1]
-    largest = context.largest()
-    assert isinstance(largest, Tensor)
-    return out.index_select(1, (largest - 1).view(1)).squeeze(1)
-
-
 class _Recurrent(Aggregation):
     """A recurrent network over the block; the result is at its last place."""
 
@@ -118,21 +109,24 @@ class _Recurrent(Aggregation):
         max_num_elements: int | None = None,
     ) -> Tensor:
         """Rows ``[N, F]`` to ``[groups, C]``."""
-        x, _ = self.to_dense_batch(x, index, ptr, dim_size, dim, max_num_elements=max_num_elements)
+        x, mask = self.to_dense_batch(
+            x, index, ptr, dim_size, dim, max_num_elements=max_num_elements
+        )
         out = getattr(self, self._network)(x)[0]
-        if max_num_elements is not None:
+        if max_num_elements is not None or self._staticgraph.batch is None:
             return out[:, -1]
-        return _at_last_place(self._staticgraph, out)
+        last = mask.sum(1).max().clamp(min=1) - 1  # of the unpadded batch's block
+        return out.index_select(1, last.view(1)).squeeze(1)
 
 
 class StaticLSTMAggregation(_Recurrent, LSTMAggregation):
-    """``LSTMAggregation``; the result is at the last place of the largest real graph."""
+    """``LSTMAggregation``; the result is at the last place of the largest group."""
 
     _network = "lstm"
 
 
 class StaticGRUAggregation(_Recurrent, GRUAggregation):
-    """``GRUAggregation``; the result is at the last place of the largest real graph."""
+    """``GRUAggregation``; the result is at the last place of the largest group."""
 
     _network = "gru"
 

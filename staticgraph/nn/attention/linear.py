@@ -10,6 +10,8 @@ stock layer runs. Formulas: Choromanski et al. 2021, equation 4; Wu et al. 2023 
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -19,21 +21,27 @@ from torch_geometric.nn.attention.performer import generalized_kernel
 from staticgraph.nn.context.batch_context import BatchContext
 
 
-def _counted_places(context: BatchContext, width: int, device: torch.device) -> Tensor:
-    """``[M]`` bool: the places that a block of the unpadded batch would have."""
-    return torch.arange(width, device=device) < context.largest()
+def _largest(context: BatchContext, mask: Tensor | None) -> Any:
+    """As many places as a block of the unpadded batch would have: those of the largest real group
+    if a ``[graphs, width]`` mask says which hold a row, otherwise those of the largest graph."""
+    return context.largest() if mask is None else mask.sum(1).max().clamp(min=1)
+
+
+def _is_counted(largest: Any, x: Tensor) -> Tensor:
+    """``[M, 1, 1]`` bool: whether a place of ``[graphs, M, F]`` is one of these."""
+    return (torch.arange(x.size(1), device=x.device) < largest)[:, None, None]
 
 
 class StaticPerformerAttention(PerformerAttention):
-    """``PerformerAttention``; keys beyond the largest real graph do not count."""
+    """``PerformerAttention``; keys beyond the largest real group do not count."""
 
     _staticgraph: BatchContext
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
-        """``[graphs, width, F]`` to the same; places beyond the largest real graph do not
+        """``[graphs, width, F]`` to the same; places beyond the largest real group do not
         contribute."""
         context = self._staticgraph
-        if context.batch is None or context.real is not None:
+        if context.batch is None or context.free_sizes(x):
             return super().forward(x, mask)
         graphs, width, _ = x.shape
 
@@ -41,7 +49,7 @@ class StaticPerformerAttention(PerformerAttention):
             """``[graphs, width, heads * D]`` to ``[graphs, heads, width, D]``."""
             return rows.view(graphs, width, self.heads, -1).transpose(1, 2)
 
-        counted = _counted_places(context, width, x.device)[:, None]
+        counted = _is_counted(_largest(context, mask), x)[:, 0]
         matrix, kernel = self.fast_attn.projection_matrix, self.fast_attn.kernel
         assert isinstance(matrix, Tensor)
         q = generalized_kernel(by_head(self.q(x)), matrix, kernel)
@@ -55,15 +63,15 @@ class StaticPerformerAttention(PerformerAttention):
 
 
 class StaticSGFormerAttention(SGFormerAttention):
-    """``SGFormerAttention``; its ``N`` is the largest real graph."""
+    """``SGFormerAttention``; its ``N`` is the largest real group."""
 
     _staticgraph: BatchContext
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
-        """``[graphs, width, F]`` to ``[graphs, width, C]``; places beyond the largest real graph do
+        """``[graphs, width, F]`` to ``[graphs, width, C]``; places beyond the largest real group do
         not contribute."""
         context = self._staticgraph
-        if context.batch is None or context.real is not None:
+        if context.batch is None or context.free_sizes(x):
             return super().forward(x, mask)
         graphs, width, _ = x.shape
         shape = (graphs, width, self.heads, self.head_channels)
@@ -72,29 +80,29 @@ class StaticSGFormerAttention(SGFormerAttention):
             v = torch.where(mask[:, :, None, None], v, 0)
         q, k = (torch.where(t == 0, 1e-6, t) for t in (q, k))
         q, k = (t / torch.linalg.norm(t, ord=2, dim=-1, keepdim=True) for t in (q, k))
-        k = torch.where(_counted_places(context, width, x.device)[:, None, None], k, 0)
-        largest = context.largest()
+        largest = _largest(context, mask)
+        k = torch.where(_is_counted(largest, x), k, 0)
         out = torch.einsum("bnhm,bhmd->bnhd", q, torch.einsum("blhm,blhd->bhmd", k, v))
         norm = torch.einsum("bnhm,bhm->bnh", q, k.sum(1)).unsqueeze(-1)
         return ((out + largest * v) / (norm + largest)).mean(dim=2)
 
 
 class StaticPolynormerAttention(PolynormerAttention):
-    """``PolynormerAttention``; keys beyond the largest real graph do not count."""
+    """``PolynormerAttention``; keys beyond the largest real group do not count."""
 
     _staticgraph: BatchContext
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
-        """``[graphs, width, F]`` to the same; places beyond the largest real graph do not
+        """``[graphs, width, F]`` to the same; places beyond the largest real group do not
         contribute."""
         context = self._staticgraph
-        if context.batch is None or context.real is not None:
+        if context.batch is None or context.free_sizes(x):
             return super().forward(x, mask)
         graphs, width, _ = x.shape
         shape = (graphs, width, self.head_channels, self.heads)
         k = self.k(x).sigmoid().view(shape)
         q = k if self.qk_shared else self.q(x).sigmoid().view(shape)
-        k = torch.where(_counted_places(context, width, x.device)[:, None, None], k, 0)
+        k = torch.where(_is_counted(_largest(context, mask), x), k, 0)
         v = self.v(x).view(shape)
         if mask is not None:
             v = torch.where(mask[:, :, None, None], v, 0)

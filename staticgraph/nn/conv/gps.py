@@ -43,13 +43,16 @@ class StaticGPSConv(GPSConv):
         Raises:
             NotStatic: called without ``batch``, so the attention would join all graphs.
         """
-        if self._staticgraph.batch is None:
+        context = self._staticgraph
+        if context.batch is None:
             return super().forward(x, edge_index, batch, **kwargs)
         if batch is None:
             raise NotStatic(
                 "GPSConv was called without batch, so its attention would join all graphs: "
                 "pass batch=batch"
             )
+        if context.rows_of(batch).counted != "node":  # those a pool chose: to_dense_batch's block
+            return super().forward(x, edge_index, batch, **kwargs)
         local = None
         if self.conv is not None:  # first, as in PyG, so that a seed gives the same numbers
             local = self._residual(self.conv(x, edge_index, **kwargs), x, self.norm1, batch)
