@@ -24,6 +24,7 @@ from torch import Tensor, nn
 
 from staticgraph.errors import NotStatic
 from staticgraph.internals.dispatch import TreeSpec, tree_flatten, tree_unflatten
+from staticgraph.internals.fakes import FakeTensor
 from staticgraph.internals.hooks import saves_are_hooked
 from staticgraph.nn.context.bound_batch import Restored, present, traced_here
 from staticgraph.nn.context.leaf_calls import FACTS
@@ -221,8 +222,8 @@ class _Arguments:
     def take_apart(cls, batch: Any, args: Any, kwargs: Any) -> _Arguments | None:
         """Takes arguments apart; None if there is one that a trace cannot take."""
         leaves, spec = tree_flatten((args, kwargs))
-        arrays = batch.tensors()
-        names = {id(arrays[name]): name for name in FACTS if name in arrays}
+        facts = {name: array for name, array in batch.tensors().items() if name in FACTS}
+        names = {id(array): name for name, array in facts.items()}
         tensors: list[Tensor] = []
         form: list[Any] = []
         for leaf in leaves:
@@ -231,6 +232,8 @@ class _Arguments:
             elif type(leaf) in (Tensor, nn.Parameter):
                 tensors.append(leaf)
                 form.append((leaf.shape, leaf.stride(), leaf.dtype, leaf.requires_grad))
+            elif isinstance(leaf, Tensor) and (name := _fact_of(leaf, facts)):
+                form.append(("own", name))
             elif isinstance(leaf, _CONSTANTS):
                 # 1, 1.0 and True are equal, as are zeros of both signs.
                 form.append(("constant", leaf, type(leaf), repr(leaf)))
@@ -247,3 +250,19 @@ class _Arguments:
             else:
                 leaves.append(kind[1] if kind[0] == "constant" else next(others))
         return tree_unflatten(leaves, self.spec)
+
+
+def _fact_of(leaf: Tensor, facts: dict[str, Tensor]) -> str | None:
+    """Which array of a batch this is, marked to know its own sizes; None if it is none of them."""
+    if isinstance(leaf, FakeTensor):
+        return None
+    place = leaf.data_ptr(), leaf.shape, leaf.stride()
+    facts = {name: fact for name, fact in facts.items() if fact.dtype is leaf.dtype}
+    return next(
+        (
+            name
+            for name, fact in facts.items()
+            if place == (fact.data_ptr(), fact.shape, fact.stride())
+        ),
+        None,
+    )
