@@ -343,7 +343,7 @@ class Computation:
             context.enter(batch, True)
             _state_facts(batch)
             if self._own_sizes:
-                arrays = with_own_sizes(batch).tensors()
+                arrays = dict(with_own_sizes(batch).tensors())
             args, kwargs = rebuild(arrays, tensors[len(names) :])
             known = context.known_sizes
             out = forward(*args, **kwargs)
