@@ -14,7 +14,6 @@ from support.collated import (
     collated,
     filled,
     layout_for,
-    odd_graphs,
     padded_ids,
 )
 from support.drawn import examples
@@ -26,19 +25,9 @@ from staticgraph.dryrun.operations import OperationCounter
 from staticgraph.errors import StaleBatch
 from staticgraph.kernels.collate import collate_reference
 from staticgraph.memory.budget import MemoryBudget
-from staticgraph.store.on_device import BITS, LABELS
 
 
 class TestStore:
-    def test_every_dtype_is_packed_as_it_can_be(self):
-        moved = odd_graphs().to("cpu")
-        packed = {name for name, column in moved.columns.items() if column.kind == BITS}
-        assert packed == {"x", "masks", "flags"}
-        assert moved.columns["x"].values.shape == (346, 2), "eleven bits are two bytes"
-        assert moved.columns["small"].values.dtype == torch.int8
-        labels = {name for name, column in moved.columns.items() if column.kind == LABELS}
-        assert labels == {"labels", "wide_labels"}, "a NaN of other bits stays a float"
-
     def test_molecules_take_so_many_bytes(self, hiv):
         """x takes 9 bytes per node, edge_attr 3 per edge; ends and permutation 1 each (no molecule
         has more than 256 atoms), two pointers 2 bytes per node (some have more than 255 edges)."""

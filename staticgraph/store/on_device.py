@@ -6,10 +6,9 @@ small (OGB's molhiv takes some 25 MB), so it is moved to the device once, and a 
 specified by the indices of its graphs alone.
 
 The encoding differs from :class:`GraphStore` only in dtypes: integers, including offsets, take the
-narrowest signed type or uint8; rows of several zeros and ones (one-hot features, masks) are packed
-into bits; floats that are small whole numbers or NaN (labels with missing values) are int8; row
-pointers count within their graph. Invariant: a batch collated from it has the bits of one from the
-host. Whether the data set fits its budget is decided before anything is moved.
+narrowest signed type or uint8, and row pointers count within their graph. Invariant: a batch
+collated from it has the bits of one from the host. Whether the data set fits its budget is decided
+before anything is moved.
 
 This module does not collate (:mod:`staticgraph.kernels.collate`) or choose batches.
 """
@@ -18,7 +17,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -38,19 +36,7 @@ from staticgraph.text.table import table
 STRUCTURE = ("node_offsets", "edge_offsets", "edge_src", "edge_dst")
 # Signed types and uint8: torch and Triton support arithmetic on these everywhere.
 NARROW = (np.uint8, np.int8, np.int16, np.int32, np.int64)
-# How a column is encoded: plain values; rows as bits, eight per byte, lowest first; floats as int8.
-PLAIN, BITS, LABELS = range(3)
-# Stands for NaN among floats kept as int8; the others go from -127 to 127.
-MISSING = -128
 UNSIGNED = {"uint16": "int16", "uint32": "int32", "uint64": "int64"}
-
-
-class DeviceColumn(NamedTuple):
-    """A field in its device encoding: ``[rows, bytes or scalars of a row]``."""
-
-    values: Tensor
-    kind: int = PLAIN
-    """Of :data:`PLAIN`, :data:`BITS` and :data:`LABELS`."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -64,12 +50,12 @@ class DeviceStore:
         structure: offsets ``[n + 1]``; sources and destinations ``[sum e]``, numbered within their
             graph; and with pointers, unless edges keep their order, ``row_ptr`` and ``col_ptr``
             ``[sum n]`` and ``transpose`` ``[sum e]``, also numbered within their graph.
-        columns: the fields.
+        columns: the fields, ``[rows, scalars of a row]``.
     """
 
     host: GraphColumns
     structure: Mapping[str, Tensor]
-    columns: Mapping[str, DeviceColumn]
+    columns: Mapping[str, Tensor]
 
     @property
     def device(self) -> torch.device:
@@ -112,8 +98,8 @@ class DeviceStore:
     @property
     def nbytes(self) -> int:
         """Bytes on the device."""
-        columns = (column.values for column in self.columns.values())
-        return sum(tensor.nbytes for tensor in (*self.structure.values(), *columns))
+        tensors = (*self.structure.values(), *self.columns.values())
+        return sum(tensor.nbytes for tensor in tensors)
 
     def __repr__(self) -> str:
         return f"DeviceStore({self.host!r} as {human_bytes(self.nbytes)} on {self.device})"
@@ -139,13 +125,11 @@ def move(
     return DeviceStore(
         store,
         {name: tensor.to(device) for name, tensor in structure.items()},
-        {name: DeviceColumn(values.to(device), kind) for name, (values, kind) in columns.items()},
+        {name: tensor.to(device) for name, tensor in columns.items()},
     )
 
 
-def encoded(
-    store: GraphColumns, pointers: bool
-) -> tuple[dict[str, Tensor], dict[str, DeviceColumn]]:
+def encoded(store: GraphColumns, pointers: bool) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     """Returns structure and columns in their device encoding, still on the host.
 
     Raises:
@@ -176,33 +160,13 @@ def odd_rows(store: GraphColumns) -> list[str]:
     return axes + [field.name for field in store.schema if field.is_index]
 
 
-def _column(field: Field, column: Array) -> DeviceColumn:
+def _column(field: Field, column: Array) -> Tensor:
     # A batch copies at once a row's scalars, or all of a graph's rows.
     each = field.rows if field.level == "graph" else 1
     rows = column.reshape(len(column) // each, field.width * each)
-    binary = column.dtype in (np.uint8, np.bool_) and (not column.size or column.max() <= 1)
-    if binary and rows.shape[1] > 1:
-        return DeviceColumn(_at_least_one(np.packbits(rows, axis=1, bitorder="little")), BITS)
     if column.dtype == field.dtype and column.dtype.name in UNSIGNED:
-        return DeviceColumn(_at_least_one(rows.view(UNSIGNED[field.dtype])))
-    if column.dtype.kind in "iu":
-        return DeviceColumn(_narrow(rows))
-    labels = _labels(rows) if field.has_nan else None
-    if labels is not None:
-        return DeviceColumn(_at_least_one(labels), LABELS)
-    return DeviceColumn(_at_least_one(rows))
-
-
-def _labels(rows: Array) -> Array | None:
-    """Encodes floats as int8 with :data:`MISSING` for NaN; None if that loses any bit."""
-    missing = np.isnan(rows)
-    filled = np.where(missing, 0, rows)
-    if not (np.abs(filled) < -MISSING).all():
-        return None
-    narrow = np.where(missing, MISSING, filled).astype(np.int8)
-    back = narrow.astype(rows.dtype)
-    back[missing] = np.nan
-    return narrow if back.tobytes() == rows.tobytes() else None
+        return _at_least_one(rows.view(UNSIGNED[field.dtype]))
+    return _narrow(rows) if column.dtype.kind in "iu" else _at_least_one(rows)
 
 
 def _narrow(array: Array) -> Tensor:
@@ -256,13 +220,12 @@ def require_there(device: str | torch.device) -> torch.device:
 
 
 def _sizes(
-    store: GraphColumns, structure: Mapping[str, Tensor], columns: Mapping[str, DeviceColumn]
+    store: GraphColumns, structure: Mapping[str, Tensor], columns: Mapping[str, Tensor]
 ) -> list[tuple[str, str, int]]:
     """Returns the name of every array, its dtype with that which it stands for, and its bytes."""
     sizes = [(name, dtype_name(tensor), tensor.nbytes) for name, tensor in structure.items()]
-    for name, (tensor, kind) in columns.items():
-        stored_as = "bits" if kind == BITS else dtype_name(tensor)
-        dtype = store.schema[name].dtype
+    for name, tensor in columns.items():
+        stored_as, dtype = dtype_name(tensor), store.schema[name].dtype
         form = f"{stored_as} for {dtype}" if stored_as != dtype else stored_as
         sizes.append((name, form, tensor.nbytes))
     return sizes

@@ -10,7 +10,7 @@ from torch import Tensor
 from staticgraph.batches.slots.slots import SlotLayout
 from staticgraph.kernels.collate.arguments import LINE, Arguments
 from staticgraph.schema import COUNTS, LEVELS, POINTERS, Field
-from staticgraph.store.on_device import PLAIN, STRUCTURE, UNSIGNED, DeviceColumn, DeviceStore
+from staticgraph.store.on_device import STRUCTURE, UNSIGNED, DeviceStore
 
 # The arrays that every batch has in addition to its fields, in the operator's order.
 OUTPUTS = (
@@ -54,7 +54,6 @@ def collate_arguments(
         columns=[column for column, _ in pairs],
         levels=[LEVELS.index(field.level) for field in fields],
         widths=[target.size(1) for _, target in pairs],
-        kinds=[store.columns[field.name].kind for field in fields],
         paddings=paddings,
         apart=layout.apart,
         paired=layout.schema.keep_order,
@@ -62,9 +61,9 @@ def collate_arguments(
     )
 
 
-def _pair(field: Field, column: DeviceColumn, target: Tensor, line: bool) -> tuple[Tensor, Tensor]:
+def _pair(field: Field, values: Tensor, target: Tensor, line: bool) -> tuple[Tensor, Tensor]:
     """Returns a column and its target ``[rows, width]``; the positions (``line``) stay float."""
-    values, same = column.values, column.kind == PLAIN and column.values.dtype == target.dtype
+    same = values.dtype == target.dtype
     if same and not line:
         values = _integers(values)
     if not line and (same or target.dtype == torch.bool or field.dtype in UNSIGNED):

@@ -19,10 +19,9 @@ class Arguments(NamedTuple):
     Attributes:
         structure: the store's arrays on the device, in the order of
             :mod:`staticgraph.batches.collation.collate_arguments`.
-        columns: one per field, ``[rows, width]``, or packed bits as bytes.
+        columns: one per field, ``[rows, width]``.
         levels: per field, its index in :data:`LEVELS`.
         widths: per field, scalars per row.
-        kinds: per field, how it is stored: :data:`PLAIN`, :data:`BITS` or :data:`LABELS`.
         paddings: per field, what its padding rows hold: :data:`ZERO`, :data:`COPY` or
             :data:`LINE`.
         apart: whether padding edges join neighbouring padding nodes instead of being self-loops.
@@ -35,7 +34,6 @@ class Arguments(NamedTuple):
     columns: list[Tensor]
     levels: list[int]
     widths: list[int]
-    kinds: list[int]
     paddings: list[int]
     apart: bool
     paired: bool

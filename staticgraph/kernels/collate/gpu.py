@@ -284,7 +284,6 @@ def collate(
     columns: list[Tensor],
     levels: list[int],
     widths: list[int],
-    kinds: list[int],
     paddings: list[int],
     apart: bool,
     paired: bool,
@@ -308,7 +307,7 @@ def collate(
     )
     by_level = [[n for n, level in enumerate(levels) if level == wanted] for wanted in range(3)]
     fields = [
-        tuple(number for n in level for number in _field(widths[n], kinds[n], paddings[n]))
+        tuple(number for n in level for number in _field(widths[n], paddings[n]))
         for level in by_level
     ]
     outputs = len(out) - len(columns)
@@ -339,5 +338,5 @@ def collate(
     )
 
 
-def _field(width: int, kind: int, padding: int) -> tuple[int, ...]:
-    return (width, kind, min(COLUMNS, triton.next_power_of_2(width)), padding)
+def _field(width: int, padding: int) -> tuple[int, ...]:
+    return (width, min(COLUMNS, triton.next_power_of_2(width)), padding)

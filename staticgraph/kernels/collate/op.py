@@ -10,7 +10,7 @@ from staticgraph.kernels.register import operator
 
 _collate = operator(
     "collate(Tensor ids, Tensor[] structure, Tensor[] columns, SymInt[] levels, SymInt[] widths, "
-    "SymInt[] kinds, SymInt[] paddings, bool apart, bool paired, Tensor(a!)[] out) -> ()",
+    "SymInt[] paddings, bool apart, bool paired, Tensor(a!)[] out) -> ()",
     cpu=collate_reference,
     cuda="collate.gpu:collate",
     fake=lambda *_: None,

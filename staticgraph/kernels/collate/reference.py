@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 
 from staticgraph.kernels.collate.arguments import LINE, ZERO
-from staticgraph.store.on_device import BITS, LABELS, MISSING
 
 
 class _Places(NamedTuple):
@@ -37,7 +36,6 @@ def collate_reference(
     columns: list[Tensor],
     levels: list[int],
     widths: list[int],
-    kinds: list[int],
     paddings: list[int],
     apart: bool,
     paired: bool,
@@ -47,7 +45,7 @@ def collate_reference(
 
     Args:
         ids: ``[G]`` int32, positions in the store, followed by -1.
-        structure, columns, levels, widths, kinds, paddings, apart, paired, out: as in
+        structure, columns, levels, widths, paddings, apart, paired, out: as in
             :class:`~staticgraph.kernels.collate.arguments.Arguments`.
     """
     nodes, edges = len(out[1]), out[0].size(1)
@@ -94,11 +92,8 @@ def collate_reference(
         if padding == LINE:
             copied = torch.where(real, v, ends[0])
         row = row if padding == ZERO else row[copied]
-        value = _unpacked(column[row], widths[number]) if kinds[number] == BITS else column[row]
         there = real[:, None] if padding == ZERO else places.counts[level] > 0
-        value = torch.where(there, value, 0)
-        wide = value.to(out[len(arrays)].dtype)
-        value = torch.where(value == MISSING, torch.nan, wide) if kinds[number] == LABELS else wide
+        value = torch.where(there, column[row], 0).to(out[len(arrays)].dtype)
         if padding == LINE:
             shifted = value[:, 0] + (v - node_count).to(value.dtype)
             value[:, 0] = torch.where(real, value[:, 0], shifted)
@@ -134,9 +129,3 @@ def _rows(
     real = row < count
     store_row = offsets[places.graph[owner]] + row - starts[owner]
     return owner, torch.where(real, store_row, 0), real
-
-
-def _unpacked(rows: Tensor, width: int) -> Tensor:
-    """Unpacks bits, eight per byte, lowest first."""
-    shifts = torch.arange(8, device=rows.device, dtype=torch.uint8)
-    return (rows.unsqueeze(-1) >> shifts & 1).flatten(1)[:, :width]

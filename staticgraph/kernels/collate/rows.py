@@ -34,7 +34,6 @@ def copy_field(
     target,
     line,
     WIDTH: tl.constexpr,
-    KIND: tl.constexpr,
     BLOCK: tl.constexpr,
     PADDING: tl.constexpr,
 ):
@@ -42,8 +41,7 @@ def copy_field(
 
     ``row`` is the row to copy, of a padding row as well, and ``alone`` is the same one for all of
     these. ``PADDING``: 0 if they get zeros instead, 2 if they get ``alone``, with ``line`` added
-    to the first column; ``there``: whether the batch has any real row. ``KIND``: 1 for bits, 2 for
-    floats stored as int8 with -128 for NaN, as in store/on_device.py.
+    to the first column; ``there``: whether the batch has any real row.
     """
     if PADDING == 2:
         row = tl.where(here, row, alone)
@@ -51,18 +49,9 @@ def copy_field(
     for start in range(0, WIDTH, BLOCK):
         f = start + tl.arange(0, BLOCK)
         wanted = f < WIDTH
-        if KIND == 1:
-            at = source + row[:, None] * ((WIDTH + 7) // 8) + (f // 8)[None, :]
-            bits = tl.load(at, mask=copied[:, None] & wanted[None, :], other=0)
-            value = (bits >> (f % 8)[None, :].to(tl.uint8)) & 1
-        else:
-            at = source + row[:, None] * WIDTH + f[None, :]
-            value = tl.load(at, mask=copied[:, None] & wanted[None, :], other=0)
-        if KIND == 2:
-            labels = value.to(target.dtype.element_ty)
-            value = tl.where(value == -128, float("nan"), labels).to(target.dtype.element_ty)
-        else:
-            value = value.to(target.dtype.element_ty)
+        at = source + row[:, None] * WIDTH + f[None, :]
+        value = tl.load(at, mask=copied[:, None] & wanted[None, :], other=0)
+        value = value.to(target.dtype.element_ty)
         if PADDING == 2:
             first = (f == 0)[None, :] & (here == 0)[:, None]
             value = tl.where(first, value + line[:, None].to(target.dtype.element_ty), value)
@@ -72,8 +61,8 @@ def copy_field(
 
 @triton.jit
 def copy_fields(row, alone, to, here, there, inside, sources, targets, line, FIELDS: tl.constexpr):
-    """Copies the rows of all fields; ``FIELDS`` has four numbers per field."""
-    for n in tl.static_range(len(FIELDS) // 4):
+    """Copies the rows of all fields; ``FIELDS`` has three numbers per field."""
+    for n in tl.static_range(len(FIELDS) // 3):
         copy_field(
             row,
             alone,
@@ -84,8 +73,7 @@ def copy_fields(row, alone, to, here, there, inside, sources, targets, line, FIE
             sources[n],
             targets[n],
             line,
-            FIELDS[4 * n],
-            FIELDS[4 * n + 1],
-            FIELDS[4 * n + 2],
-            FIELDS[4 * n + 3],
+            FIELDS[3 * n],
+            FIELDS[3 * n + 1],
+            FIELDS[3 * n + 2],
         )
