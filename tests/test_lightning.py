@@ -18,7 +18,6 @@ from support.ranks import on_ranks
 from torch import nn
 from torch.utils.data import DataLoader
 from torch_geometric.data import Batch, HeteroData
-from torch_geometric.nn import global_add_pool
 
 import staticgraph as sg
 from staticgraph.batches.batch.real_batch import RealBatch
@@ -178,31 +177,6 @@ def test_a_checkpoint_resumes_in_mid_epoch(esol, tmp_path, step):
     assert_same_state(whole, second)
 
 
-class Both(nn.Module):
-    def forward(self, x, table):
-        return x.float() @ table
-
-
-def test_a_call_that_cannot_be_told_runs_as_plain_pyg_and_says_so(esol, tmp_path):
-    class Odd(Whole):
-        def __init__(self):
-            super().__init__()
-            self.both = Both()
-
-        def training_step(self, batch, batch_idx):
-            h = self.both(batch.x, torch.ones(9, 8))  # rows of no field of the batch
-            out = self.net.head(global_add_pool(h, batch.batch) / 1000)
-            loss = F.mse_loss(out, batch.y)
-            self.losses.append(loss.detach())
-            return loss
-
-    module, twin, data = make_module(Odd), make_module(Odd), data_of(esol)
-    with pytest.warns(UserWarning, match="Both is called with a tensor of which it cannot be told"):
-        fit_an_epoch(module, data, tmp_path)
-    by_hand(twin, data, epochs=1)
-    assert_same_losses(module, twin)
-
-
 class Views(Whole):
     """Two views of a batch, as in contrastive learning, made by a clone and by a copy."""
 
@@ -251,37 +225,6 @@ def test_what_is_set_on_a_type_is_what_a_model_gets():
     assert (batch.x_dict["a"] == 2).all()
     assert (batch.whole().x_dict["a"][: len(batch["a"].x)] == 2).all()
     assert (batch.clone()["a"].x == 2).all()
-
-
-def test_a_table_that_a_part_returns_keeps_its_rows(esol, tmp_path):
-    """The bucket has as many graphs as the table has rows: by size alone it would be cut."""
-    data = data_of(esol)
-    rows = data.plan.capacities[0].graphs
-
-    class Part(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.table = nn.Parameter(torch.ones(rows, 8))
-            self.linear = nn.Linear(9, 8)
-
-        def forward(self, y, pooled):
-            return self.linear(pooled) + y, self.table * 2
-
-    class Odd(Whole):
-        def __init__(self):
-            super().__init__()
-            self.part = Part()
-            self.shapes = set()
-
-        def training_step(self, batch, batch_idx):
-            pooled = global_add_pool(batch.x.float(), batch.batch, batch.num_graphs)
-            out, table = self.part(batch.y, pooled / 1000)
-            self.shapes.add((len(out) == batch.num_graphs, len(table)))
-            return out.pow(2).mean() + table.mean()
-
-    module = make_module(Odd)
-    fit_an_epoch(module, data, tmp_path)
-    assert module.shapes == {(True, rows)}
 
 
 def test_values_of_a_call_are_told_apart_and_too_many_are_no_runners(esol, tmp_path):

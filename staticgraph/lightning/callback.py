@@ -41,9 +41,9 @@ class StaticGraphs(Callback):
     Give it to a ``Trainer`` together with a :class:`StaticDataModule`; nothing else changes.
     ``training_step``, ``validation_step`` and the others get a batch without padding, and call
     ``self(batch)``, ``self(batch.x, batch.edge_index, ...)`` or a submodule, ``self.encoder(...)``,
-    as with PyG's loaders; those calls run with fixed shapes. Loss, metrics and ``self.log`` see
-    only real rows. Optimizers, accumulation, clipping, precision, checkpoints and strategies are
-    Lightning's.
+    as with PyG's loaders; those calls run with fixed shapes, except those with a tensor that the
+    step computed. Loss, metrics and ``self.log`` see only real rows. Optimizers, accumulation,
+    clipping, precision, checkpoints and strategies are Lightning's.
 
     Args:
         plan: the buckets; by default the data module's.

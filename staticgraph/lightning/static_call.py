@@ -6,15 +6,16 @@ the padded arrays of the arguments are looked up, the module runs on them throug
 :class:`staticgraph.StaticGraphRunner` (in any of its modes, with gradients), and the step gets the
 real rows of the output.
 
-Invariant: the step sees what plain PyG would give it. If the rows of a call cannot be determined,
-the call runs as in plain PyG, without padding, and warns once.
+Invariant: the step sees what plain PyG would give it. A call with a tensor that the step computed,
+which no recording can read, runs as in plain PyG, without padding; so does one on a batch that was
+given other edges, which warns once.
 """
 
 from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -22,13 +23,11 @@ from torch import Tensor
 
 from staticgraph.batches.batch.real_batch import RealBatch, RealCount, RowsUnknown, origin_of
 from staticgraph.internals.dispatch import TreeSpec, tree_flatten, tree_map, tree_unflatten
-from staticgraph.nn.custom_loop import bound
 from staticgraph.plans.plan import BucketPlan
 from staticgraph.recording.recording_keys import Recording
 from staticgraph.runner.runner import StaticGraphRunner
-from staticgraph.steps.computation.model_call import Path, output_tensors
+from staticgraph.steps.computation.model_call import output_tensors
 from staticgraph.steps.computation.model_setup import Subject
-from staticgraph.steps.computation.provenance import Stems
 
 # What an argument is: the batch, one of its arrays or counts, or a constant value.
 Named = tuple[str, Any]
@@ -105,10 +104,6 @@ class StaticCall:
         self._module = module
         self._calls = calls
         self._runners: dict[tuple[Any, ...], StaticGraphRunner] = {}
-        # Per argument, the row counts that matched no level; per output, whether it depends on the
-        # batch.
-        self._own: dict[tuple[TreeSpec, int], set[int]] = {}
-        self._stem: dict[tuple[TreeSpec, int], dict[Path, bool]] = {}
         self._told: set[str] = set()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Callable[..., Any]:
@@ -124,18 +119,13 @@ class StaticCall:
             if batch is None:
                 return self._forward(*args, **kwargs)
             names = [name for value in flat if (name := _name_of(value))]
-            try:
-                if len(names) == len(flat) and self._has_runner_for(names, spec):
+            if len(names) == len(flat) and self._has_runner_for(names, spec):
+                try:
                     return self._by_runner(batch, tuple(names), spec)
-                return self._by_bound(batch, flat, spec)
-            except RowsUnknown as error:
-                self._tell("set", f"{error}. {type(self._module).__name__} runs as plain PyG")
-            return self._as_plain(flat, spec)
-
-    def _as_plain(self, flat: list[Any], spec: TreeSpec) -> Any:
-        """Runs the forward on real rows only."""
-        args, kwargs = tree_unflatten([_plain(value) for value in flat], spec)
-        return self._forward(*args, **kwargs)
+                except RowsUnknown as error:
+                    self._tell("set", f"{error}. {type(self._module).__name__} runs as plain PyG")
+            args, kwargs = tree_unflatten([_plain(value) for value in flat], spec)
+            return self._forward(*args, **kwargs)
 
     def _forward(self, *args: Any, **kwargs: Any) -> Any:
         return type(self._module).forward(self._module, *args, **kwargs)
@@ -181,57 +171,6 @@ class StaticCall:
         levels = runner.steps.computation.levels(out, static)
         levels = {id(value): levels[path] for path, value in output_tensors(out)}
         return _cut(batch, out, lambda value: levels.get(id(value)))
-
-    def _by_bound(self, batch: RealBatch, flat: list[Any], spec: TreeSpec) -> Any:
-        """Runs a call eagerly on padded arguments, some of which the step computed itself."""
-        arguments = [self._full(batch, value, (spec, place)) for place, value in enumerate(flat)]
-        if any(
-            value is None for value, seen in zip(arguments, flat, strict=True) if seen is not None
-        ):
-            self._tell(
-                "rows",
-                f"{type(self._module).__name__} is called with a tensor of which it cannot be told "
-                "whether its rows are nodes, edges or graphs, and runs without fixed shapes; "
-                "compute it inside of the module's forward",
-            )
-            return self._as_plain(flat, spec)
-        args, kwargs = tree_unflatten(arguments, spec)
-        static = batch.whole()
-        known = self._stem.get((spec, static.bucket))
-        stems = Stems(static) if known is None else None
-        if stems is not None:
-            stems.mark(arguments)
-        with bound(self._module, static), stems or nullcontext():
-            out = self._forward(*args, **kwargs)
-        if stems is not None:
-            known = {path: stems.is_computed(value) for path, value in output_tensors(out)}
-            self._stem[spec, static.bucket] = known
-        sizes = {static.capacity.rows(name): name for name in static.levels}
-        levels = {
-            id(value): sizes.get(len(value))
-            for path, value in output_tensors(out)
-            if value.dim() and (known or {}).get(path, True)
-        }
-        return _cut(batch, out, lambda value: levels.get(id(value)))
-
-    def _full(self, batch: RealBatch, value: Any, place: tuple[TreeSpec, int]) -> Any:
-        """The argument with padding; None if its rows cannot be determined.
-
-        A tensor with nine rows does not hold one row per graph just because a batch happens to have
-        nine graphs: a row count that matched no level in one batch matches none in later ones."""
-        if isinstance(value, RealBatch):
-            return value.whole()
-        if isinstance(value, RealCount):
-            return getattr(batch.static, value.name)
-        origin = origin_of(value)
-        if origin is not None:
-            return origin.full
-        if not isinstance(value, Tensor) or not value.dim():
-            return value
-        shapes = self._own.setdefault(place, set())
-        if not batch.levels_of(value):
-            shapes.add(len(value))
-        return None if len(value) in shapes else batch.padded(value)
 
     def close(self) -> None:
         """Frees the recordings."""

@@ -131,20 +131,16 @@ class RealBatch:
         setattr(part, _ORIGIN, (weakref.ref(self), name, full))
         return part
 
-    def levels_of(self, value: Tensor) -> frozenset[Level]:
-        """Returns the levels that have as many real rows as a tensor has rows."""
-        counts, rows = self.static.real_counts, len(value) if value.dim() else -1
-        return frozenset(level for level in self.static.levels if counts.of(level) == rows)
-
     def padded(self, value: Tensor) -> Tensor | None:
         """Returns a tensor of real rows with rows of zeros added for the padding.
 
         None if its number of rows is that of several levels, or of none.
         """
-        levels = self.levels_of(value)
+        counts = self.static.real_counts
+        levels = [level for level in self.static.levels if counts.of(level) == len(value)]
         if len(levels) != 1:
             return None
-        more = self.static.capacity.rows(next(iter(levels))) - len(value)
+        more = self.static.capacity.rows(levels[0]) - len(value)
         return pad(value, (0, 0) * (value.dim() - 1) + (0, more))
 
     def whole(self) -> StaticBatch:
