@@ -43,7 +43,7 @@ class Conversion:
     """The data set to convert, and how the work is divided.
 
     Attributes:
-        spec: the data set, or several stores.
+        spec: the data set.
         target: the columns of a table to predict.
         task: what the target is.
         seed: the seed of a random split.
@@ -54,7 +54,7 @@ class Conversion:
         keep_order: whether edges keep the data set's order.
     """
 
-    spec: str | tuple[str, ...]
+    spec: str
     target: tuple[str, ...]
     task: str
     seed: int
@@ -70,7 +70,7 @@ class Conversion:
 
 
 def convert(
-    spec: str | Path | Sequence[str | Path],
+    spec: str | Path,
     folder: str | Path,
     *,
     workers: int = 1,
@@ -86,13 +86,12 @@ def convert(
     """Writes a data set as a store, and opens it.
 
     Args:
-        spec: as for :func:`staticgraph.datasets.open`; or folders of several stores to be joined.
+        spec: as for :func:`staticgraph.datasets.open`.
         folder: the target folder; until the store is finished, ``FOLDER.parts`` is next to it.
         workers: processes that read a table or copy a store; other data sets are written by one.
         merged: merge the parts into one folder; False keeps them, see :meth:`StoreWriter.finish`.
         part_graphs: graphs per part: a process holds this many, and a kill loses at most this many.
-        target, task, seed: as for :func:`staticgraph.datasets.open`; for several stores, ``y`` and
-            the splits that all of them have are kept, and ``target`` and ``task`` are refused.
+        target, task, seed: as for :func:`staticgraph.datasets.open`.
         overwrite: replace an existing store.
         progress: show a progress bar.
         keep_order: leave edges in the data set's order; see :meth:`GraphStore.from_pyg`.
@@ -101,11 +100,9 @@ def convert(
         ChildProcessError: if a worker process was killed.
         FileExistsError: if the target must not be replaced, or there are parts of another
             conversion.
-        ValueError: if a target or a task is given for several stores.
         BadGraph, UnknownDataset, MissingPackage, FileNotFoundError: as for opening the data set.
     """
-    several = not isinstance(spec, str | Path)
-    text = tuple(map(str, spec)) if several else str(spec)
+    text = str(spec)
     targets = (target,) if isinstance(target, str) else tuple(target or ())
     root = Path(folder)
     require_replaceable(root.expanduser().resolve(), KIND, overwrite)  # now, not after hours
@@ -135,22 +132,12 @@ Source = Table | GraphStore | None
 
 
 def _source(
-    spec: str | tuple[str, ...], target: tuple[str, ...], task: str, seed: int, progress: bool
+    spec: str, target: tuple[str, ...], task: str, seed: int, progress: bool
 ) -> tuple[Source, int, dict[str, IntArray], str]:
     """Returns the source, the number of graphs, the splits and the name.
 
     The source is a table, a store in memory, or None if each worker maps the store itself.
     """
-    if isinstance(spec, tuple):
-        options = {"task": task if task != AUTO else "", "target": ", ".join(target)}
-        for option, value in options.items():
-            if value:
-                raise ValueError(
-                    f"{option}={value!r}: several stores are put together as they are; convert "
-                    "each with it first"
-                )
-        store = GraphStore.load(spec, verify=False)
-        return None, len(store), dict(store.splits), store.name
     path = Path(spec).expanduser()
     if path.suffix == ".csv" and path.exists():
         table = Table.of(path, target, progress, task)
@@ -188,8 +175,7 @@ def _stretches(job: Conversion, source: Source, first: int, last: int) -> Iterab
         return source.stretches(job.part_graphs, first, last)
     store = source
     if store is None:
-        place = job.spec if isinstance(job.spec, tuple) else Path(job.spec).expanduser()
-        store = GraphStore.load(place, verify=False)
+        store = GraphStore.load(Path(job.spec).expanduser(), verify=False)
     return slices(store, job.part_graphs, first, last)
 
 
