@@ -32,7 +32,12 @@ def graph(tmp_path_factory) -> str:
     path = tmp_path_factory.mktemp("data") / "graph.npz"
     rng = np.random.default_rng(0)
     ends = rng.integers(0, 120, (2, 400))
-    np.savez(path, edges=np.unique(np.sort(ends[:, ends[0] != ends[1]], 0), axis=1), num_nodes=120)
+    edges = np.unique(np.sort(ends[:, ends[0] != ends[1]], 0), axis=1)
+    parts = dict(zip(("train", "val", "test"), np.split(np.arange(120), [12, 24]), strict=True))
+    np.savez(
+        path, edges=edges, num_nodes=120, label=rng.integers(0, 5, 120), x_indptr=np.arange(121),
+        x_indices=rng.integers(0, 16, 120), x_shape=[120, 16], **parts,
+    )  # fmt: skip
     return str(path)
 
 
@@ -190,6 +195,7 @@ LABELLED = {
     [
         ({"train": [3]}, "train names node 3; there are 3"),
         ({"label": [0.5, 1, 2]}, "labels has 0.5 for node 0"),
+        ({"label": None}, "has no label; it holds edges"),
         ({"x_indices": [1, 0, 4]}, "entry 2 of .*: x_indices names feature 4; there are 4"),
         ({"x_indptr": [0, 1, 3]}, "x_indptr does not divide 3 features among 3 nodes"),
     ],
@@ -200,7 +206,7 @@ def test_nodes_are_given_by_numbers_or_masks_and_nothing_else(change, message, t
     nodes = data.open_nodes(str(path))
     assert nodes.train.tolist() == [1, 2]
     assert nodes.features.tolist() == [[0, 1, 0, 0], [0] * 4, [0.5, 0, 0, 0.5]]
-    np.savez(path, **LABELLED | change)
+    np.savez(path, **{k: v for k, v in (LABELLED | change).items() if v is not None})
     with pytest.raises(ValueError, match=message):
         data.open_nodes(str(path))
 

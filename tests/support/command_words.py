@@ -86,7 +86,10 @@ def make_place(folder: Path, graphs: list[Data]) -> None:
     rng = np.random.default_rng(0)
     edges = rng.integers(0, 12, (2, 40))
     np.save(folder / "edges.npy", edges)
-    np.savez(folder / "graph.npz", edges=edges[:, edges[0] != edges[1]], num_nodes=12)
+    once, nodes = np.unique(np.sort(edges[:, edges[0] != edges[1]], 0), axis=1), np.arange(12)
+    np.savez(folder / "graph.npz", edges=once, num_nodes=12, label=nodes % 2, train=nodes[:6],
+             val=nodes[6:9], test=nodes[9:], x_indptr=np.arange(13), x_indices=nodes,
+             x_shape=[12, 12])  # fmt: skip
     triples = np.stack([edges[0], edges[0] % 2, edges[1]])
     np.savez(folder / "triples.npz", num_entities=12, num_relations=2, train=triples[:, :30],
              valid=triples[:, 30:35], test=triples[:, 35:])  # fmt: skip

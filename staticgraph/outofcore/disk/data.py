@@ -33,8 +33,6 @@ NAMES = {
     "citeseer": "citeseer.npz",
     "cornell5": "fb100-Cornell5.npz",
 }
-# Of graphs without labels.
-GENERATED_CLASSES, GENERATED_FEATURES = 5, 16
 PLACES = (Path("examples/data"), Path(__file__).parents[3] / "examples" / "data")
 
 
@@ -146,10 +144,6 @@ def _split(edges: IntArray, held_out: float, seed: int) -> tuple[IntArray, IntAr
 def open_nodes(spec: str) -> NodeData:
     """Opens a graph with labelled nodes.
 
-    If the file has no labels, labels and features are generated, the same each time: a label is the
-    index of the largest of five random values that were averaged over neighbours, and features are
-    a noisy encoding of the labels.
-
     Raises:
         UnknownDataset: if the file has another form.
         ValueError: if its labels are no classes.
@@ -164,31 +158,13 @@ def open_nodes(spec: str) -> NodeData:
     n, once = _undirected(path, file)
     # A self-loop is the same in both directions.
     edges = np.concatenate([once, once[::-1, once[0] != once[1]]], axis=1)
-    if "label" in file:
-        _require(path, file, "train", "val", "test", "x_indptr", "x_indices", "x_shape")
-        splits = [
-            positions_in(file[k], n, f"{path}: {k}", "node", UnknownDataset)
-            for k in ("train", "val", "test")
-        ]
-        labels = class_labels(file["label"], n)
-        return NodeData(path.stem, edges, _dense(path, file, n), labels, *splits)
-    return _generated(path.stem, edges, n)
-
-
-def _generated(name: str, edges: IntArray, n: int) -> NodeData:
-    rng = np.random.default_rng(0)
-    values = rng.normal(size=(n, GENERATED_CLASSES))
-    degree = np.maximum(1, np.bincount(edges[1], minlength=n))[:, None]
-    for _ in range(2):
-        mean = np.zeros_like(values)
-        np.add.at(mean, edges[1], values[edges[0]])
-        values = 0.5 * values + mean / degree
-        values = (values - values.mean(axis=0)) / values.std(axis=0)
-    labels = values.argmax(axis=1)
-    hints = rng.normal(size=(GENERATED_CLASSES, GENERATED_FEATURES))[labels]
-    features = (hints + 3.0 * rng.normal(size=hints.shape)).astype(np.float32)
-    splits = np.split(rng.permutation(n), [n // 10, n // 5])
-    return NodeData(name, edges, features, labels, *splits)
+    _require(path, file, "label", "train", "val", "test", "x_indptr", "x_indices", "x_shape")
+    splits = [
+        positions_in(file[k], n, f"{path}: {k}", "node", UnknownDataset)
+        for k in ("train", "val", "test")
+    ]
+    labels = class_labels(file["label"], n)
+    return NodeData(path.stem, edges, _dense(path, file, n), labels, *splits)
 
 
 def _dense(path: Path, file: Mapping[str, NDArray[Any]], nodes: int) -> NDArray[np.float32]:
