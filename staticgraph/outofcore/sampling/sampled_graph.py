@@ -81,7 +81,20 @@ def batch_of(
     destination = np.repeat(np.arange(len(sample.nodes)), np.concatenate(counts))
     if weighted:
         nodes = {**nodes, "edge_weight": gcn_weights(source, destination, *degrees)}
-    return padded_graph(layout, len(sample.nodes), source, destination, nodes)
+    nothing = np.empty(0, np.int64)
+    graph = GraphColumns(
+        schema=layout.schema,
+        node_offsets=np.array([0, len(sample.nodes)]),
+        edge_offsets=np.array([0, len(source)]),
+        edge_src=source,
+        edge_dst=destination,
+        row_ptr=nothing,  # the runner computes the pointers of a model that reads them
+        transpose=nothing,
+        edge_origin=nothing,
+        columns=nodes,
+        name="sample",
+    )
+    return filled(layout, graph, [0])
 
 
 def schema_of(width: int, *, labels: bool, weights: bool) -> Schema:
@@ -145,27 +158,3 @@ def gcn_weights(
     return np.where(source == destination, 1.0 / (degrees[destination] + 1.0), neighbour).astype(
         np.float32
     )
-
-
-def padded_graph(
-    layout: SlotLayout,
-    nodes: int,
-    source: NDArray[np.integer],
-    destination: NDArray[np.integer],
-    columns: dict[str, NDArray[np.generic]],
-) -> StaticBatch:
-    """Pads one graph, whose edges ascend by destination."""
-    nothing = np.empty(0, np.int64)
-    graph = GraphColumns(
-        schema=layout.schema,
-        node_offsets=np.array([0, nodes]),
-        edge_offsets=np.array([0, len(source)]),
-        edge_src=source,
-        edge_dst=destination,
-        row_ptr=nothing,  # the runner computes the pointers of a model that reads them
-        transpose=nothing,
-        edge_origin=nothing,
-        columns=columns,
-        name="sample",
-    )
-    return filled(layout, graph, [0])

@@ -6,17 +6,16 @@ from itertools import pairwise
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
+from torch_geometric.data import Batch, Data
 from torch_geometric.nn import GATConv, GCNConv, SAGEConv
 
-from staticgraph.batches.slots.slots import SlotLayout
 from staticgraph.outofcore.disk.graph import ENDS, Direction
-from staticgraph.outofcore.sampling.sampled_graph import gcn_weights, padded_graph, schema_of
-from staticgraph.runner.runner import StaticGraphRunner
-from staticgraph.sizes.capacity import Capacity
-from staticgraph.steps.computation.model_call import Forward
-from staticgraph.steps.computation.model_setup import Subject
+from staticgraph.outofcore.sampling.sampled_graph import gcn_weights
+from staticgraph.steps.computation.model_call import Forward, forward_of
+from staticgraph.steps.state.training_state import evaluating
 from staticgraph.text.numeric_options import whole_option
 
 KINDS = ("sage", "gcn", "gat")
@@ -109,22 +108,15 @@ def run_whole(
         forward: ``forward(model, batch)``, as for the runner.
     """
     ends = ENDS[direction]
-    columns: dict[str, NDArray[Any]] = {"x": x}
     source = np.concatenate([edges[:, -1 - end] for end in ends]).astype(np.int64)
     destination = np.concatenate([edges[:, end] for end in ends]).astype(np.int64)
-    if weights := reads_gcn_weights(model):
+    graph = Data(x=torch.from_numpy(x))
+    if reads_gcn_weights(model):
         others, nodes = source != destination, np.arange(len(x))
         source, destination = (np.append(each[others], nodes) for each in (source, destination))
-    order = np.argsort(destination, kind="stable")
-    source, destination = source[order], destination[order]
-    if weights:
         degrees = np.bincount(destination, minlength=len(x)) - 1
-        columns["edge_weight"] = gcn_weights(source, destination, degrees, degrees)
-    schema = schema_of(x.shape[1], labels=False, weights=weights)
-    # No more padding than every batch has.
-    capacity = Capacity.distinct(len(x) + 1, max(1, len(order)), 2)
-    graph = padded_graph(SlotLayout(0, capacity, schema), len(x), source, destination, columns)
-    subject = Subject(model, forward=forward, check_padding=False)
-    runner = StaticGraphRunner(subject, [capacity], "eager", distributed="off")
-    out: Tensor = runner.predict_batch(graph.to(runner.device))
-    return out[: len(x)].cpu()
+        graph.edge_weight = torch.from_numpy(gcn_weights(source, destination, degrees, degrees))
+    graph.edge_index = torch.from_numpy(np.stack([source, destination]))
+    device = next((each.device for each in model.parameters()), torch.device("cpu"))
+    with evaluating(model):
+        return (forward or forward_of(model))(model, Batch.from_data_list([graph]).to(device)).cpu()
