@@ -17,7 +17,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from staticgraph.batches.batch.static_batch import StaticBatch
 from staticgraph.batches.loading.loader import StaticLoader
 from staticgraph.checking.explain import CapturedStep
 from staticgraph.dryrun.operations import OperationCounter, count_step
@@ -91,11 +90,8 @@ def dispatched(
                 return squared_error(out, batch).mean()
     else:
         convert(model)
-        slot_batch = next(iter(StaticLoader(store, plan, shuffle=False)))
-        batch = StaticBatch(
-            slot_batch.layout, {k: t.clone() for k, t in slot_batch.tensors().items()}
-        )
-        slot_batch.release()
+        batch = next(iter(StaticLoader(store, plan, shuffle=False))).clone()
+        batch.real = None
         subject = Subject(model, squared_error, autocast=dtype, check_padding=False)
         computation = Computation(subject)
         if name.endswith("kernels"):

@@ -263,7 +263,7 @@ def fit(
             f"{100 * WORST_RESIDUAL:.0f}%: try form='auto', or measure again with nothing else "
             "on the device"
         )
-    return best._replace(note="; ".join([*rejected, best.note]).strip("; "))
+    return best._replace(note="; ".join(rejected))
 
 
 def _fit_form(
@@ -299,15 +299,10 @@ def _fit_form(
     free, *_ = np.linalg.lstsq(weighted, moments / peaks[:, None], rcond=None)
     highest = np.argmax(_varied(counts, terms) @ free, axis=1)
     targets = moments[:, np.unique(highest)]
-    note = ""
     planes = np.unique([non_negative(weighted, t / peaks) for t in targets.T], axis=0)
-    if form == "quadratic" and targets.shape[1] == 1:
-        free, *_ = np.linalg.lstsq(weighted / most, np.ones(len(points)), rcond=None)
-        if free[terms.index("nodes^2")] < -GOOD_RESIDUAL * peaks.max():
-            note = "negative curvature: the square was left out, the line kept"
     errors = np.abs((counts @ planes.T).max(axis=1) / peaks - 1)
     plain = tuple(map(tuple, planes.tolist()))
-    fit = Fit(form, plain, float(errors.max()), None, note, axes, typed)
+    fit = Fit(form, plain, float(errors.max()), axes=axes, typed=typed)
     if held_out is None:
         return fit
     missed = abs(fit.predict(held_out.capacity) / held_out.nbytes - 1)
