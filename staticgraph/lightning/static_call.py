@@ -19,7 +19,6 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from staticgraph.batches.batch.real_batch import RealBatch, RealCount, RowsUnknown, origin_of
 from staticgraph.internals.dispatch import TreeSpec, tree_flatten, tree_map, tree_unflatten
@@ -124,7 +123,9 @@ class StaticCall:
                     return self._by_runner(batch, tuple(names), spec)
                 except RowsUnknown as error:
                     self._tell("set", f"{error}. {type(self._module).__name__} runs as plain PyG")
-            args, kwargs = tree_unflatten([_plain(value) for value in flat], spec)
+            args, kwargs = tree_unflatten(
+                [int(value) if isinstance(value, RealCount) else value for value in flat], spec
+            )
             return self._forward(*args, **kwargs)
 
     def _forward(self, *args: Any, **kwargs: Any) -> Any:
@@ -169,8 +170,12 @@ class StaticCall:
         static = batch.whole()
         out = runner(static)
         levels = runner.steps.computation.levels(out, static)
-        levels = {id(value): levels[path] for path, value in output_tensors(out)}
-        return _cut(batch, out, lambda value: levels.get(id(value)))
+        rows = {
+            id(value): batch.static.real_counts.of(level)
+            for path, value in output_tensors(out)
+            if (level := levels[path]) is not None
+        }
+        return tree_map(lambda value: batch.real(value, rows.get(id(value))), out)
 
     def close(self) -> None:
         """Frees the recordings."""
@@ -209,20 +214,3 @@ def _argument(data: Any, kind: str, what: Any) -> Any:
     if kind == "batch":
         return data
     return getattr(data, what) if kind == "array" else what
-
-
-def _plain(value: Any) -> Any:
-    """The argument as plain PyG would get it."""
-    return int(value) if isinstance(value, RealCount) else value
-
-
-def _cut(batch: RealBatch, out: Any, level: Callable[[Tensor], str | None]) -> Any:
-    """The real rows of an output."""
-    counts = batch.static.real_counts
-
-    def real(value: Any) -> Any:
-        """A tensor with rows of the batch without its padding; any other value unchanged."""
-        row_level = level(value) if isinstance(value, Tensor) else None
-        return value if row_level is None else batch.real(value, counts.of(row_level))
-
-    return tree_map(real, out)
