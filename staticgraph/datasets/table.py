@@ -18,7 +18,7 @@ import numpy as np
 from staticgraph.datasets import smiles
 from staticgraph.datasets.npz import SPLITS
 from staticgraph.datasets.specs import AUTO
-from staticgraph.datasets.targets import Cells, NumberColumns, PredictionTarget, target_of
+from staticgraph.datasets.targets import Cells, PredictionTarget, target_of
 from staticgraph.errors import BadGraph
 from staticgraph.sizes.whole_numbers import IntArray
 from staticgraph.store.graph_store import GraphStore
@@ -65,7 +65,7 @@ class Table:
         """
         targets = (target,) if isinstance(target, str) else tuple(target or ())
         graphs, words = 0, bytearray()
-        numbers, cells, split = NumberColumns(()), Cells(()), None
+        cells, split = Cells(()), None
         for row, line in each_row(path):
             if not graphs:
                 names = columns_of(path, row)
@@ -73,16 +73,14 @@ class Table:
                 if missing := [name for name in targets if name not in row]:
                     raise BadGraph(f"{path} has no column {missing[0]!r}; it has {', '.join(row)}")
                 others = (name for name in row if name and name not in (names["smiles"], split))
-                candidates = targets or tuple(others)
-                numbers, cells = NumberColumns(() if targets else candidates), Cells(candidates)
-            numbers.see(row, line)
+                cells = Cells(targets or tuple(others))
             cells.see(row, line)
             if split is not None:
                 words.append(SPLITS.index(split_of(path, row[split], line)))
             graphs += 1
-        columns = targets or tuple(numbers.targets(path))
+        columns = targets or tuple(cells.targets(path))
         if progress and not targets:
-            numbers.tell(path, list(columns))
+            cells.tell(path, list(columns))
         predicted = target_of(path, columns, cells, task)
         if progress and (line := predicted.describe_choice(path)):
             say(line)

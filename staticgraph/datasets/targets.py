@@ -46,31 +46,67 @@ class Cells:
 
     Attributes:
         names: the names of the columns.
-        rows: the number of rows seen so far.
         counts: column -> cell -> number of rows; None for a column with more than
             :data:`MOST_CLASSES` distinct cells.
         empty: column -> number of cells without a label, and the line of the first.
+        words: column -> the first line with something else than a number, and that cell.
     """
 
     names: tuple[str, ...]
-    rows: int = 0
     counts: dict[str, Counter[str] | None] = field(default_factory=dict)
     empty: dict[str, tuple[int, int]] = field(default_factory=dict)
+    words: dict[str, tuple[int, str]] = field(default_factory=dict)
 
     def see(self, row: dict[str, str], line: int) -> None:
         """Processes the next row."""
-        self.rows += 1
         for name in self.names:
             cell = row[name].strip()
             if is_missing(cell):
                 count, first = self.empty.get(name, (0, line))
                 self.empty[name] = count + 1, first
                 continue
+            if name not in self.words and not is_number(cell):
+                self.words[name] = line, row[name]
             counts = self.counts.setdefault(name, Counter())
             if counts is not None:
                 counts[cell] += 1
                 if len(counts) > MOST_CLASSES:
                     self.counts[name] = None
+
+    def targets(self, path: Path) -> list[str]:
+        """Returns the columns that contain only numbers and missing labels.
+
+        Raises:
+            BadGraph: if there is none; the message says why for each column.
+        """
+        targets = [name for name in self.names if name in self.counts and name not in self.words]
+        if not targets:
+            why = f": {self._why_not(targets)}" if self.names else ""
+            column = next(iter(self.words)) if len(self.words) == 1 else "COLUMN"
+            raise BadGraph(
+                f"{path} has no column of numbers to predict{why}; add one, and leave its cell "
+                f"empty where there is no label, or name a column of classes: --target {column}"
+            )
+        return targets
+
+    def tell(self, path: Path, targets: list[str]) -> None:
+        """Reports the chosen columns on stderr if there was a choice."""
+        if len(self.names) > 1:
+            others = self._why_not(targets)
+            say(
+                f"{path.name}: predicts {some(targets)}"
+                + (f"; not {others}" if others else "")
+                + ("; --target names the right ones" if len(targets) > 1 else "")
+            )
+
+    def _why_not(self, targets: list[str]) -> str:
+        return some(
+            f"{name} (line {self.words[name][0]}: {self.words[name][1][:40]!r} is not a number)"
+            if name in self.words
+            else f"{name} (empty)"
+            for name in self.names
+            if name not in targets
+        )
 
 
 @dataclass(frozen=True)
@@ -263,65 +299,6 @@ def _classes(
     counted = values == list(range(len(values)))
     called = () if counted else tuple(f"{value:.15g}" for value in values)
     return PredictionTarget(names, "classes", codes, called, guessed)
-
-
-@dataclass
-class NumberColumns:
-    """The columns that may be targets.
-
-    Attributes:
-        names: the names of the candidate columns, in the table's order.
-        filled: those that contain a number.
-        broken: column -> the first line with something else, and that cell.
-    """
-
-    names: tuple[str, ...]
-    filled: set[str] = field(default_factory=set)
-    broken: dict[str, tuple[int, str]] = field(default_factory=dict)
-
-    def see(self, row: dict[str, str], line: int) -> None:
-        """Processes the next row."""
-        for name in self.names:
-            if name not in self.broken and not is_missing(row[name]):
-                if is_number(row[name]):
-                    self.filled.add(name)
-                else:
-                    self.broken[name] = line, row[name]
-
-    def targets(self, path: Path) -> list[str]:
-        """Returns the columns that contain only numbers and missing labels.
-
-        Raises:
-            BadGraph: if there is none; the message says why for each column.
-        """
-        targets = [name for name in self.names if name in self.filled and name not in self.broken]
-        if not targets:
-            why = f": {self._why_not(targets)}" if self.names else ""
-            column = next(iter(self.broken)) if len(self.broken) == 1 else "COLUMN"
-            raise BadGraph(
-                f"{path} has no column of numbers to predict{why}; add one, and leave its cell "
-                f"empty where there is no label, or name a column of classes: --target {column}"
-            )
-        return targets
-
-    def tell(self, path: Path, targets: list[str]) -> None:
-        """Reports the chosen columns on stderr if there was a choice."""
-        if len(self.names) > 1:
-            others = self._why_not(targets)
-            say(
-                f"{path.name}: predicts {some(targets)}"
-                + (f"; not {others}" if others else "")
-                + ("; --target names the right ones" if len(targets) > 1 else "")
-            )
-
-    def _why_not(self, targets: list[str]) -> str:
-        return some(
-            f"{name} (line {self.broken[name][0]}: {self.broken[name][1][:40]!r} is not a number)"
-            if name in self.broken
-            else f"{name} (empty)"
-            for name in self.names
-            if name not in targets
-        )
 
 
 def is_missing(cell: str) -> bool:

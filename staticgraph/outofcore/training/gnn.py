@@ -119,4 +119,5 @@ def run_whole(
     graph.edge_index = torch.from_numpy(np.stack([source, destination]))
     device = next((each.device for each in model.parameters()), torch.device("cpu"))
     with evaluating(model):
-        return (forward or forward_of(model))(model, Batch.from_data_list([graph]).to(device)).cpu()
+        whole: Any = Batch.from_data_list([graph])
+        return (forward or forward_of(model))(model, whole.to(device)).cpu()
