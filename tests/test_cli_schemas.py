@@ -13,6 +13,7 @@ from support.schemas import SHAPES, parse, schema_of
 
 from staticgraph import cli
 from staticgraph.dryrun.report import BucketRun, Cause, DryRun
+from staticgraph.files.document import to_json
 
 DOCS = Path(__file__).parent.parent / "docs"
 # For training on nodes, which needs labels.
@@ -89,7 +90,7 @@ def test_a_dry_run_is_as_its_schema_says():
         moments=(("forward", "aten.mm", 12),),
     )  # fmt: skip
     report = DryRun("h100", "NVIDIA H100", "2.13", "Net", True, None, (run,))
-    Draft202012Validator(schema_of("check-for")).validate(parse(report.to_json()))
+    Draft202012Validator(schema_of("check-for")).validate(parse(to_json(report.to_dict())))
 
 
 def test_every_command_with_json_has_a_schema():

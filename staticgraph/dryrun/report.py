@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict, dataclass, field
 from operator import attrgetter
 from typing import Any
@@ -192,10 +191,6 @@ class DryRun:
     def to_dict(self) -> dict[str, Any]:
         """The report as plain values, for JSON."""
         return asdict(self) | {"ok": self.ok, "label": self.label}
-
-    def to_json(self) -> str:
-        """The report as JSON text."""
-        return json.dumps(self.to_dict(), indent=2)
 
     @property
     def label(self) -> str:

@@ -22,9 +22,9 @@ from typing import Any, TypeVar
 from staticgraph.files import atomic
 
 
-def to_json(values: Any, indent: int | None = 1) -> str:
+def to_json(values: Any) -> str:
     """Returns plain values as JSON, with null for NaN and infinities."""
-    return json.dumps(finite(values), indent=indent, allow_nan=False)
+    return json.dumps(finite(values), indent=1, allow_nan=False)
 
 
 def finite(values: Any) -> Any:
