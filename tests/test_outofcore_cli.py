@@ -111,6 +111,25 @@ def test_a_run_on_nodes_begins_anew_and_says_so(graph, tmp_path, capsys):
     assert "A run on nodes is not resumed" in " ".join(help_of("train-large").split())
 
 
+@pytest.mark.parametrize(
+    ("task", "name", "said"), [("node", "x_indices", "features"), ("link", "train", "edges")]
+)
+def test_partitions_of_other_data_of_the_same_sizes_are_refused(
+    graph, triples, tmp_path, capsys, task, name, said
+):
+    arrays = dict(np.load(graph if task == "node" else triples))
+    path, run = tmp_path / "data.npz", tmp_path / "run"
+    arguments = ["train-large", "--task", task, "--policy", "in-memory", "--epochs", "1",
+                 "--data", str(path), "--out", str(run)]  # fmt: skip
+    np.savez(path, **arrays)
+    assert cli.main(arguments) == 0
+    arrays[name] = arrays[name][..., ::-1]
+    np.savez(path, **arrays)
+    capsys.readouterr()
+    assert f"graph has crc32 of {said}=" in refusal(arguments, capsys)
+    assert cli.main([*arguments, "--overwrite"]) == 0
+
+
 def test_policies_of_the_other_task_are_refused(graph, tmp_path, capsys):
     words = ["train-large", "--task", "node", "--data", graph, "--policy", "comet"]
     said = refusal([*words, "--out", str(tmp_path / "r")], capsys)

@@ -14,7 +14,7 @@ from cyclopts import Group, Parameter
 
 from staticgraph.cli.refusals import UsageError, require_graph
 from staticgraph.errors import Diverged
-from staticgraph.files.document import save_json, to_json
+from staticgraph.files.document import read, save_json, to_json
 from staticgraph.text.how_many import how_many
 from staticgraph.text.progress import Status, say, waiting
 from staticgraph.text.table import table
@@ -40,8 +40,9 @@ POLICIES = {
     "link": ("comet", "beta", "in-memory"),
     "node": ("dispersed", "node-cache", "in-memory"),
 }
-# The contents of a run's folder.
+# The contents of a run's folder; ORIGIN says what the graph was cut from.
 GRAPH, EMBEDDINGS, REPORT, PICTURE = "graph", "embeddings", "report.json", "schedule.png"
+ORIGIN = "graph-origin.json"
 BUFFER, TRAINING, LINKS, NODES = (
     Parameter(group=Group.create_ordered(name)) for name in ("buffer", "training", "links", "nodes")
 )
@@ -356,19 +357,26 @@ def _graph(
     Raises:
         ValueError: the folder of the run has a different graph.
     """
+    from staticgraph.files.checksum import crc32_of_array
     from staticgraph.outofcore import PartitionedGraph, partition
 
-    folder = options.out / GRAPH
-    if not (folder / "manifest.json").exists():
-        with waiting(f"cutting the graph into {how_many(p, 'partition')}"):
-            return partition(edges, num_nodes, p, folder, seed=options.seed, near=near, **more)
-    graph = PartitionedGraph(folder)
+    folder, origin = options.out / GRAPH, options.out / ORIGIN
     request = {
         "num_nodes": num_nodes, "num_edges": edges.shape[1], "num_partitions": p,
         "seed": options.seed, "near": near,
     }  # fmt: skip
+    for name, array in {"edges": edges, **more}.items():
+        if array is not None:
+            request[f"crc32 of {name}"] = crc32_of_array(array)
+    if not (folder / "manifest.json").exists():
+        save_json(origin, request)
+        with waiting(f"cutting the graph into {how_many(p, 'partition')}"):
+            return partition(edges, num_nodes, p, folder, seed=options.seed, near=near, **more)
+    graph = PartitionedGraph(folder)
+    made_of = read(origin) if origin.exists() else {}  # earlier versions did not write it
     for name, needed in request.items():
-        if (existing := getattr(graph.manifest, name)) != needed:
+        existing = getattr(graph.manifest, name, made_of.get(name, needed))
+        if existing != needed:
             raise ValueError(
                 f"{folder} has {name}={existing}, and these options need {needed}: choose another "
                 "--out, or --overwrite"
@@ -382,7 +390,7 @@ def _remove_run(folder: Path) -> None:
     from staticgraph.outofcore.disk import manifest
     from staticgraph.outofcore.disk.embeddings import require_only
 
-    parts, files = (EMBEDDINGS, GRAPH), (REPORT, PICTURE)
+    parts, files = (EMBEDDINGS, GRAPH), (REPORT, PICTURE, ORIGIN)
     foreign = any(p.name not in (*parts, *files) and p.name[0] != "." for p in folder.iterdir())
     if foreign and not manifest.KIND.is_that_of(folder / GRAPH):
         raise UsageError(f"{folder} is not a run; choose another --out")
