@@ -25,7 +25,7 @@ SIZES = {
     "staticgraph/cli": (15, 10701),  # memory and partitions of other data are refused
     "staticgraph/datasets": (10, 6466),  # convert refuses before it converts
     "staticgraph/distributed": (5, 3297),  # ranks agree on a capacity
-    "staticgraph/dryrun": (16, 9718),  # the assembler of torch's CUDA builds
+    "staticgraph/dryrun": (16, 9720),  # the assembler of torch's CUDA builds
     "staticgraph/epochs": (7, 6098),  # torch's samplers, compared between ranks, draws named
     "staticgraph/files": (12, 3228),  # what was written, for stores and large graphs alike
     "staticgraph/internals": (8, 1876),  # sound loops of Inductor, checkpoints seen
