@@ -83,6 +83,8 @@ def test_types_and_index_fields_go_through_the_stores_reader(hetero_molecules, t
     for graphs in (hetero_molecules, triplet_graphs):
         store = sg.GraphStore.from_pyg(graphs)
         plan = sg.plan_stream(store, batch_size=4)
+        if graphs is hetero_molecules:
+            assert sg.plan_stream(graphs, batch_size=4).capacities == plan.capacities
         collated = Batch.from_data_list(graphs[:4])
         with pytest.raises(TypeError, match="is no padded batch"):
             sg.unpad(None, collated)  # which reads the batch, and leaves it as it is

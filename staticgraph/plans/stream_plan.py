@@ -32,7 +32,7 @@ from staticgraph.plans.plan import (
     lists_graphs,
     sizes_of,
 )
-from staticgraph.schema import Schema
+from staticgraph.schema import Axis, Schema
 from staticgraph.sizes.capacity import NODES_EDGES, Capacity
 from staticgraph.sizes.histogram import SizeHistogram
 from staticgraph.sizes.reserves import of_equal_graphs, with_reserves
@@ -90,8 +90,9 @@ def plan_stream(
     miss = real_option("miss", miss, 0, more=True)
     if isinstance(source, Iterable) and not hasattr(source, "__len__"):
         source = list(source)
-    sizes, chances, names = _drawn(source, weights, components)
+    sizes, chances, names, axes = _drawn(source, weights, components)
     schema = getattr(source, "schema", None) if schema is None else schema
+    padded = Schema((), axes) if axes and schema is None else schema
     sums = _Sums(sizes[:, :2], chances, batch_size)
     further = [_Sums(sizes[:, [column]], chances, batch_size) for column in range(2, len(names))]
     allowed = miss / max(1, len(further)) * OF_EXTRA
@@ -100,7 +101,7 @@ def plan_stream(
     }
     limits = sums.levels(miss * (1 - OF_EXTRA) if further else miss)
     least, largest = int(sizes[:, 0].min()), int(sizes[:, 0].max())
-    capacities = [_capacity(pair, batch_size, largest, schema, extra) for pair in limits]
+    capacities = [_capacity(pair, batch_size, largest, padded, extra) for pair in limits]
     if least == largest > 1 and not capacities[0].extra:
         capacities = [of_equal_graphs(each, largest) for each in capacities]
     held = [sums.held(pair) for pair in limits]
@@ -152,22 +153,26 @@ def _examples(source: Any, batch_size: int) -> Callable[[], Any]:
 
 def _drawn(
     source: Any, weights: ArrayLike | None, components: Sequence[str] | None
-) -> tuple[IntArray, Floats, tuple[str, ...]]:
-    """Returns the distinct sizes, the chance that a draw has each, and the names of the columns."""
+) -> tuple[IntArray, Floats, tuple[str, ...], tuple[Axis, ...]]:
+    """Returns the distinct sizes, the chance that a draw has each, the names of the columns, and
+    the axes of graphs with types."""
+    axes: tuple[Axis, ...] = ()
     if isinstance(source, SizeHistogram):
         rows, counts = source.sizes, source.counts.astype(np.float64)
     else:
         check_is_collection(source)
         if lists_graphs(source):
-            graphs = (source[n] for n in range(len(source)))
-            pairs = [(g.num_nodes, g.num_edges) for g in graphs]
-            uncounted = next((n for n, pair in enumerate(pairs) if None in pair), None)
+            counted = [_counts(source[n]) for n in range(len(source))]
+            uncounted = next((n for n, each in enumerate(counted) if None in each.values()), None)
             if uncounted is not None:
                 raise ValueError(
                     f"graph {uncounted} does not know its num_nodes; a store counts rows of every "
                     "kind: plan_stream(sg.GraphStore.from_pyg(graphs, keep_order=True), ...)"
                 )
-            source = np.array(pairs, np.int64)
+            kinds = dict.fromkeys(kind for each in counted for kind in each)
+            source = np.array([[each.get(kind, 0) for kind in kinds] for each in counted], np.int64)
+            axes = tuple(kind for kind in kinds if isinstance(kind, Axis))
+            components = components or (*NODES_EDGES, *(axis.name for axis in axes))
         rows = sizes_of(source)
         counts = np.ones(len(rows))
     if not len(rows):
@@ -190,7 +195,18 @@ def _drawn(
     rows, counts = rows[counts > 0], counts[counts > 0]
     distinct, member = np.unique(rows, axis=0, return_inverse=True)
     chances = np.bincount(member.reshape(-1), counts)
-    return distinct.astype(np.int64), chances / chances.sum(), names
+    return distinct.astype(np.int64), chances / chances.sum(), names, axes
+
+
+def _counts(graph: Any) -> dict[str | Axis, int]:
+    """A graph's numbers of nodes and edges, and of its rows of each type."""
+    counts: dict[str | Axis, int] = {"nodes": graph.num_nodes, "edges": graph.num_edges}
+    if hasattr(graph, "node_types"):
+        for kind in graph.node_types:
+            counts[Axis(kind, "node", (kind,))] = graph[kind].num_nodes
+        for kind in graph.edge_types:
+            counts[Axis("__".join(kind), "edge", tuple(kind))] = graph[kind].num_edges
+    return counts
 
 
 @dataclass(frozen=True, slots=True)
