@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from support.drawn_programs import CHECKS, drawn_case, of_what_is_far_from_zero
+from support.messages import gin
 
 from staticgraph.jit import kernel
 from staticgraph.kernels.edges import Edges
@@ -151,9 +152,11 @@ def test_machine_code_is_kept_and_read_only_if_nobody_else_could_write_it(tmp_pa
     cpu._folder.cache_clear()
 
 
-@pytest.mark.parametrize("seed", range(60))
-def test_a_program_and_its_derivatives_are_the_same_in_eager_torch(seed):
-    program, operands, codes, edges = drawn_case(seed, torch.float64)
+@pytest.mark.parametrize(
+    ("seed", "program"), [*((seed, None) for seed in range(60)), (1, gin(4, 2)), (4, gin(4, 2))]
+)
+def test_a_program_and_its_derivatives_are_the_same_in_eager_torch(seed, program):
+    program, operands, codes, edges = drawn_case(seed, torch.float64, program)
     generator = torch.Generator().manual_seed(seed)
     found = []
     for function in (neighbours, neighbours_reference):

@@ -6,6 +6,7 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import numpy as np
 import torch
@@ -122,15 +123,16 @@ def drawn_case(
     seed: int, dtype: torch.dtype, program: Program | None = None
 ) -> tuple[Program, list[Tensor], list[Tensor], Edges]:
     """Returns a program, the one that is drawn from the seed by default, with operands, codes and
-    edges: few nodes, from no edges to many; for every third seed in any order, and from more
-    sources if no result has a term of the node's own."""
+    edges: few nodes, from no edges to many; for every third seed in any order, and from more or
+    fewer sources if nodes' own terms are of targets alone."""
     program = program or drawn_program(seed)[0]
     count = 1 + max(operand.code for operand in program.operands)
     draw, generator = np.random.default_rng(seed), torch.Generator().manual_seed(seed)
     nodes, number = int(draw.integers(1, 12)), int(draw.integers(0, 40))
     edges, sources = drawn_edges(draw, nodes, number), nodes
     if seed % 3 == 1:
-        sources += 4 * all(result.start < 0 for result in program.results)
+        if all(map(partial(_is_of_one_end, program), program.results)):
+            sources = nodes + 4 if seed % 2 else nodes // 2 + 1
         src, dst = (torch.from_numpy(draw.integers(0, n, number)) for n in (sources, nodes))
         edges = Edges(src, dst, *order_edges(src, dst, sources, nodes))
     rows = {
@@ -150,6 +152,19 @@ def drawn_case(
     ]
     codes = [torch.randint(0, TABLE, (number,), generator=generator) for _ in range(count)]
     return program, operands, codes, edges
+
+
+def _is_of_one_end(program: Program, result: Result) -> bool:
+    places = [place for place in (result.start, result.start_weight) if place >= 0]
+    if places and result.reduction == "source_sum":
+        return False
+    for place in places:  # grows
+        operation, arguments, _, options = program.values[place]
+        of_source = operation == "operand" and program.operands[options[0]].place == "source"
+        if of_source or operation == "loop":
+            return False
+        places += arguments
+    return True
 
 
 def drawn_edges(draw: np.random.Generator, nodes: int, number: int) -> Edges:

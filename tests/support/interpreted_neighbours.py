@@ -103,7 +103,7 @@ def test_drawn_programs(seed, dtype):
 
 @pytest.mark.parametrize("name", MESSAGES)
 def test_messages(name):
-    assert_alike(drawn_call(2, torch.float32, MESSAGES[name]))
+    assert_alike(drawn_call(4, torch.float32, MESSAGES[name]))
 
 
 def shuffled() -> Program:

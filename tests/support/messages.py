@@ -125,11 +125,13 @@ def genconv(width: int) -> Program:
     return builder.program([Result(message, "softmax", weight=scaled)])
 
 
-def gin(width: int) -> Program:
-    """GIN: a sum over neighbours, and ``1 + eps`` times the node's own row."""
+def gin(width: int, kinds: int = 1) -> Program:
+    """GIN: a sum over neighbours, of which there may be another kind, and ``1 + eps`` times the
+    node's own row."""
     builder = Builder()
     rows, eps = builder.operand("source", (width,)), builder.operand("all", ())
-    start = builder.point("mul", builder.point("add", eps, 1.0), rows)
+    own = rows if kinds == 1 else builder.operand("target", (width,))
+    start = builder.point("mul", builder.point("add", eps, 1.0), own)
     return builder.program([Result(rows, "sum", start)])
 
 
@@ -165,6 +167,7 @@ MESSAGES = {
     "attention of 300": attention(4, 75),
     "GENConv": genconv(64),
     "GIN": gin(64),
+    "GIN of two kinds": gin(64, 2),
     "GCN": gcn(64),
 }
 

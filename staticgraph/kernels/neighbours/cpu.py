@@ -116,25 +116,30 @@ def _folder() -> Path | None:
     return folder
 
 
-def parts(program: Program, alone: bool) -> list[tuple[bool, list[Result]]]:
+def parts(program: Program, alone: bool, square: bool = True) -> list[tuple[bool, list[Result]]]:
     """The loops of a program, each over the edges into a node or out of it, and their results.
 
     One thread alone adds to the rows of sources as it goes over the edges into each node, in the
     order in which several threads add up the edges out of each.
+
+    Args:
+        program: has results.
+        alone: whether one thread runs it, over nodes of one kind.
+        square: whether there are as many sources as targets.
     """
     out = [result for result in program.results if result.reduction == "source_sum"]
-    either = [result for result in program.results if _in_any_order(program, result)]
+    either = [result for result in program.results if _in_any_order(program, result, square)]
     into = [result for result in program.results if result not in (*out, *either)]
     if not out or (into and alone):
         return [(True, list(program.results))]
     return [(True, into + either), (False, out)] if into else [(False, out + either)]
 
 
-def _in_any_order(program: Program, result: Result) -> bool:
+def _in_any_order(program: Program, result: Result, square: bool) -> bool:
     """Whether a result may be made in a loop over the edges out of nodes as well as into them."""
     value = program.values[result.value]
     nothing = result.reduction == "sum" and value.operation == "number" and not value.options[0]
-    return nothing or result.reduction in ("rows", "table_sum")
+    return (nothing and square) or result.reduction in ("rows", "table_sum")
 
 
 class _Loop(NamedTuple):
@@ -156,9 +161,9 @@ class _Loop(NamedTuple):
 
 
 @cache
-def _loops(program: Program, double: bool, alone: bool, ordered: bool) -> list[_Loop]:
+def _loops(program: Program, double: bool, alone: bool, square: bool, ordered: bool) -> list[_Loop]:
     loops: list[_Loop] = []
-    for into, some in parts(program, alone):
+    for into, some in parts(program, alone, square):
         scattered = [
             number
             for number, result in enumerate(some)
@@ -188,8 +193,8 @@ def run(
     team = torch.get_num_threads() if threads.AVAILABLE else 1
     if team > 1 and sum(tensor.numel() for tensor in (*operands, *results)) < threads.SMALL:
         team = 1
-    alone = team == 1 and edges[2].size(0) == edges[3].size(0)
-    kind = operands[0].dtype, alone, len(edges) == len(Edges._fields)
+    square = edges[2].size(0) == edges[3].size(0)
+    kind = operands[0].dtype, team == 1 and square, square, len(edges) == len(Edges._fields)
     loops = program.cache.get(kind)
     if loops is None:
         loops = program.cache[kind] = _loops(program, kind[0] is torch.float64, *kind[1:])

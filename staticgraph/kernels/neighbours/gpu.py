@@ -52,14 +52,16 @@ class _Loop(NamedTuple):
 
 
 @cache
-def _texts(program: Program, ordered: bool = False) -> tuple[tuple[bool, Text], ...]:
+def _texts(
+    program: Program, ordered: bool = False, square: bool = True
+) -> tuple[tuple[bool, Text], ...]:
     """The text of each loop; its results are numbered as those of the program."""
     texts: list[tuple[bool, Text]] = []
     if _compares_totals(program):
         raise NotImplementedError(
             "the minimum or maximum over edges of a sum over columns (the operation 'total')"
         )
-    for into, some in parts(program, alone=False):
+    for into, some in parts(program, False, square):
         text = kernel_text(program.taking(some), into, ordered)
         names = {
             f"result_{number}": program.results.index(result) for number, result in enumerate(some)
@@ -95,12 +97,12 @@ def supports(program: Program) -> str | None:
 
 
 @cache
-def _loops(program: Program, ordered: bool) -> tuple[_Loop, ...]:
+def _loops(program: Program, ordered: bool, square: bool) -> tuple[_Loop, ...]:
     same_bits = any(map(_compares, program.results)) or any(
         value.operation == "eq" for value in program.values
     )
     loops: list[_Loop] = []
-    for into, text in _texts(program, ordered):
+    for into, text in _texts(program, ordered, square):
         options = {
             "LANES": text.lanes,
             "num_warps": warps(text.tile),
@@ -130,7 +132,8 @@ def forward(
     for kind, tensors in (("operand", contiguous(*operands)), ("result", results)):
         values |= {f"{kind}_{number}": tensor for number, tensor in enumerate(tensors)}
     dtype = wide(results[0].dtype)
-    for loop in _loops(program_of(key), "order" in values):
+    square = values["row_ptr"].shape == values["col_ptr"].shape
+    for loop in _loops(program_of(key), "order" in values, square):
         nodes = values["row_ptr" if loop.into else "col_ptr"].size(0) - 1
         arguments = [values[name] for name in loop.arguments]
         options = _add_warps(loop.options, values["src"].size(0), nodes)
