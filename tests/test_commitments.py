@@ -12,7 +12,7 @@ from support.runners import sgd_runner
 
 import staticgraph as sg
 from staticgraph import models
-from staticgraph.plans.by_memory import in_tiles, sized_plan
+from staticgraph.plans.by_memory import sized_plan
 from staticgraph.probing.fake_tensors import distinct_bytes
 
 BUCKETS = [(120, 260, 9), (240, 520, 17)]
@@ -222,12 +222,12 @@ class TestGradientsOfEachRecording:
         def two_buckets(size, margin):
             return sg.BucketPlan.of([(40 * size, 90 * size, size + 1), (60 * size, 130 * size, 30)])
 
-        wanted = in_tiles(two_buckets(9, None)).capacities
+        wanted = two_buckets(9, None).capacities
         floor = sg.MemoryBudget(1).breakdown(memory, wanted, recorded=2).total_bytes
         for spare, size in ((0, 9), (-1, 8)):
             budget = sg.MemoryBudget(floor + spare)
             plan = sized_plan(two_buckets, 1_000, memory, budget, margin=0.0)
-            assert plan.capacities == in_tiles(two_buckets(size, None)).capacities
+            assert plan.capacities == two_buckets(size, None).capacities
             made(esol, budget, memory, plan=plan, **RECORDED)
 
     def test_forwards_beside_the_plan_have_a_remedy(self, esol, memory, recorded_floor):

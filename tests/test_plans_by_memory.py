@@ -10,7 +10,6 @@ import staticgraph as sg
 from staticgraph.errors import BudgetExceeded
 from staticgraph.memory.budget import MemoryBudget
 from staticgraph.memory.memory_model import BatchBytes, MemoryModel, ResidentBytes
-from staticgraph.plans.by_memory import in_tiles
 
 RESIDENT = ResidentBytes(10_000, 100, 10_000, 20_000)
 
@@ -37,7 +36,7 @@ def test_the_plan_fits_and_one_more_graph_does_not(esol, term, cap):
     assert plan.batch_size is not None
     if plan.batch_size < len(esol):
         more = sg.plan_buckets(esol, plan.batch_size + 1, margin=plan.margin)
-        assert not budget.fits(memory, in_tiles(more).capacities)
+        assert not budget.fits(memory, more.capacities)
         assert "by memory, most of it " in plan.note
         assert sg.MemoryBudget(1).breakdown(memory, plan.capacities).binding == term
 

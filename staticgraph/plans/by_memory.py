@@ -18,19 +18,12 @@ from dataclasses import replace
 from staticgraph.memory.budget import Breakdown, MemoryBudget, largest
 from staticgraph.memory.memory_model import MemoryModel
 from staticgraph.plans.plan import BucketPlan
-from staticgraph.schema import Schema
-from staticgraph.sizes.capacity import Capacity
-from staticgraph.sizes.reserves import with_pairs, with_reserves
 from staticgraph.text.byte_sizes import human_bytes
 
 # Fewer updates per epoch than this rarely train well, however fast they are.
 MIN_STEPS = 32
 # For the search; the margin for the batch size it finds is then determined by trial.
 FIRST_MARGIN = 0.02
-# Rows come in whole tiles: 16 bytes of bfloat16 are 8 rows, a tile of a matrix product 64 or more
-# (NVIDIA, "Matrix multiplication background", 2023). Small buckets would lose more than they gain.
-TILE, SMALL_TILE = 64, 8
-
 Make = Callable[[int, float | None], BucketPlan]
 
 
@@ -76,21 +69,17 @@ def sized_plan(
         request = plan.note or f"batch_size={batch_size} as asked"
         return replace(plan, note=_note(request, fit, budget))
 
-    def planned(size: int, tried: float | None) -> BucketPlan:
-        """A plan for a batch size and a margin, rounded to tiles."""
-        return in_tiles(make(size, tried))
-
     def largest_at(tried: float) -> int:
         """The largest batch size that fits at a margin; raises if not even one graph fits."""
-        smallest = planned(1, tried)
+        smallest = make(1, tried)
         check(smallest)
-        return largest(lambda b: fits(planned(b, tried)), 1, most)
+        return largest(lambda b: fits(make(b, tried)), 1, most)
 
     most = max(1, num_graphs // min_steps_per_epoch)
     if margin is None:
-        margin = planned(largest_at(FIRST_MARGIN), None).margin
+        margin = make(largest_at(FIRST_MARGIN), None).margin
     chosen = largest_at(margin or 0.0)
-    plan = planned(chosen, margin)
+    plan = make(chosen, margin)
     fit = check(plan)
     limit = (
         f"batch_size={chosen} by min_steps_per_epoch={min_steps_per_epoch}, memory to spare"
@@ -105,41 +94,3 @@ def _note(limit: str, fit: Breakdown, budget: MemoryBudget) -> str:
         f"{limit}; predicted {human_bytes(fit.total_bytes)} of at most "
         f"{human_bytes(budget.max_bytes)} ({budget.device})"
     )
-
-
-def in_tiles(plan: BucketPlan) -> BucketPlan:
-    """The plan with rows rounded up to whole tiles, where that adds little."""
-    rounded = tuple(sorted({_rounded(capacity, plan.schema) for capacity in plan.capacities}))
-    first = plan.capacities[0]
-    filled = [
-        share * before / max(1, after)
-        for share, before, after in zip(
-            plan.efficiency,
-            (first.nodes, first.edges, first.graphs),
-            (rounded[0].nodes, rounded[0].edges, rounded[0].graphs),
-            strict=False,
-        )
-    ]
-    return replace(plan, capacities=rounded, efficiency=tuple(filled))
-
-
-def _rounded(capacity: Capacity, schema: Schema | None) -> Capacity:
-    def rounded_up(rows: int) -> int:
-        """Rounds up to whole tiles, where that adds at most a 32nd."""
-        tile = TILE if rows >= 32 * TILE else SMALL_TILE
-        return -(-rows // tile) * tile if rows >= 32 * SMALL_TILE else rows
-
-    equal = capacity.nodes_each > 0
-    rounded = Capacity.distinct(
-        capacity.nodes if equal else rounded_up(capacity.nodes),
-        rounded_up(capacity.edges),
-        capacity.graphs if equal else rounded_up(capacity.graphs),
-        capacity.max_graph_nodes,
-        [(name, rounded_up(rows)) for name, rows in capacity.extra],
-        capacity.edge_reserve,
-        capacity.node_reserve,
-    )
-    # The all-types row counts belong to no single type; other reserves survived the rounding.
-    if schema is not None and schema.hetero:
-        return with_reserves(rounded, schema)
-    return with_pairs(rounded, schema)
