@@ -2,20 +2,17 @@
 
 The problem: the batches of ranks differ in the number of real rows and of missing labels, so the
 mean of the ranks' means is not the mean. The idea: each rank differentiates its *sum*
-(:class:`Share`); the gradients are summed over ranks in a few flat
-buffers, the last of which also holds how many rows each rank had, and everything is divided by the
-total number of rows. This takes one round of communication per step, no rank waits for a count
-beforehand, and a rank with only padding takes part with weight 0.
+(:class:`Share`); the gradients are summed over ranks in a flat buffer that also holds how many rows
+each rank had, and everything is divided by the total number of rows. This takes one message per
+step, no rank waits for a count beforehand, and a rank with only padding takes part with weight 0.
 
 The running statistics of norms that see only one rank's rows (``BatchNorm``, unlike
-``SyncBatchNorm``) are sent in the same buffers and become the mean over ranks, by weight, so that
+``SyncBatchNorm``) are sent in the same buffer and become the mean over ranks, by weight, so that
 all ranks keep the same model.
 
 Invariants: afterwards loss, gradients and statistics are equal bit for bit on every rank; the same
 parameters have a gradient on every rank (on a CPU this is exchanged at each step; on CUDA it
 follows from the recorded step, which is the same on every rank).
-
-The contribution of one rank's batch to a loss that is the mean over all ranks' rows.
 """
 
 from __future__ import annotations
@@ -57,8 +54,7 @@ class Share(NamedTuple):
         return Share(*(None if each is None else each.detach() for each in self))  # pyright: ignore[reportArgumentType]
 
 
-# The default of torch's DistributedDataParallel; most GNNs fit into one buffer.
-BUFFER_BYTES = 25 << 20
+DOUBLE = (torch.float64, torch.complex128)
 # The values that each rank reports per step.
 TOTAL, WEIGHT, FIRST_GRAPH, LOADER, MODEL, ADDED = range(6)
 COLUMNS = 6
@@ -74,13 +70,11 @@ class Reduction:
         ranks: the processes that take part.
         statistics: called before each step; returns the running statistics of the norms in
             training mode.
-        buffer_bytes: the size of a flat buffer.
 
     Attributes:
         table: ``[world_size, 6]``, what each rank reported for its last step: total and weight of
             its ``Share``, its first graph (-1 if not given), two numbers of its ``note``, and the
             term that its loss adds once.
-        nbytes: bytes that each rank sends per step.
 
     Raises:
         ValueError: the parameters are on more than one device.
@@ -91,22 +85,19 @@ class Reduction:
         parameters: Callable[[], Iterable[Tensor]],
         ranks: Ranks,
         statistics: Callable[[], Sequence[Tensor]] = tuple,
-        buffer_bytes: int = BUFFER_BYTES,
     ) -> None:
         self._ranks = ranks
         self._wanted = parameters
         self._statistics = statistics
-        self._buffer_bytes = buffer_bytes
         devices = {parameter.device for parameter in self._trained()}
         if len(devices) > 1:
             raise ValueError(f"parameters on {how_many(len(devices), 'device')}: a rank has one")
         self._device = next(iter(devices), torch.device("cpu"))
         self._asks = self._device.type == "cpu"  # reading from a GPU would synchronize
-        self._buffers: dict[tuple[tuple[torch.Size, torch.dtype], ...], _Buffers] = {}
+        self._buffers: dict[tuple[tuple[torch.Size, torch.dtype], ...], _Buffer] = {}
         self.table: Tensor = torch.zeros(ranks.world_size, COLUMNS)
         # [2]: a digest of the loader and a checksum of the model, where a recording reads them.
         self.note: Tensor = torch.zeros(2, device=self._device)
-        self.nbytes: int = 0
 
     @torch.no_grad()
     def __call__(self, share: Share, first_graph: float = NO_GRAPH) -> Tensor:
@@ -130,21 +121,14 @@ class Reduction:
                 "sparse=False"
             )
         statistics = list(self._statistics())
-        buffers = self._buffers_for(parameters, statistics)
-        buffers.take(present, statistics, share, self._row(share, first_graph))
-        works = [
-            dist.all_reduce(flat, group=self._ranks.group, async_op=self._asks)
-            for flat in buffers.flats
-        ]
-        for work in works:
-            if work is not None:
-                work.wait()
-        self.table = buffers.table
+        buffer = self._buffer_for(parameters, statistics)
+        buffer.take(present, statistics, share, self._row(share, first_graph))
+        dist.all_reduce(buffer.flat, group=self._ranks.group)
+        self.table = buffer.table
         weight = self.table[:, WEIGHT].sum()
         factor = torch.where(weight > 0, 1 / weight, 0)
-        for flat in buffers.sums:
-            flat.mul_(factor.to(flat.dtype))
-        self._give_back(buffers, parameters, statistics, weight)
+        buffer.sums.mul_(factor.to(buffer.sums.dtype))
+        self._give_back(buffer, parameters, statistics, weight)
         return (self.table[:, TOTAL].sum() * factor).to(share.total.dtype)
 
     def bad_ranks(self) -> list[int]:
@@ -161,23 +145,17 @@ class Reduction:
         """The parameters that require a gradient now; some may have been frozen or added."""
         return [parameter for parameter in self._wanted() if parameter.requires_grad]
 
-    def _buffers_for(self, parameters: Sequence[Tensor], statistics: Sequence[Tensor]) -> _Buffers:
+    def _buffer_for(self, parameters: Sequence[Tensor], statistics: Sequence[Tensor]) -> _Buffer:
         key = tuple((tensor.shape, tensor.dtype) for tensor in (*parameters, *statistics))
         if key not in self._buffers:
-            self._buffers[key] = _Buffers(
-                parameters,
-                statistics,
-                self._ranks,
-                self._buffer_bytes,
-                self._device,
-                self._asks,
+            self._buffers[key] = _Buffer(
+                parameters, statistics, self._ranks, self._device, self._asks
             )
-            self.nbytes = self._buffers[key].nbytes
         return self._buffers[key]
 
     def _give_back(
         self,
-        buffers: _Buffers,
+        buffer: _Buffer,
         parameters: Sequence[Tensor],
         statistics: Sequence[Tensor],
         weight: Tensor,
@@ -191,81 +169,49 @@ class Reduction:
             if parameter.grad is None:
                 if not self._asks:
                     continue
-                used = buffers.used.tolist() if used is None else used
+                used = buffer.used.tolist() if used is None else used
                 if not used[number]:
                     continue
                 parameter.grad = torch.empty_like(parameter)
             have.append(parameter.grad)
-            sums.append(buffers.of_parameter[number])
+            sums.append(buffer.of_parameter[number])
         if have:
-            _copy(have, sums)
-        buffers.give_back(statistics, weight)
+            copy_all(have, sums)
+        buffer.give_back(statistics, weight)
 
 
-class _Buffers:
-    """Flat buffers for the gradients, the statistics, and one table row per rank."""
+class _Buffer:
+    """One flat buffer for the gradients, the statistics, and one table row per rank, in single
+    precision, or in double where any of them is."""
 
     def __init__(
         self,
         parameters: Sequence[Tensor],
         statistics: Sequence[Tensor],
         ranks: Ranks,
-        buffer_bytes: int,
         device: torch.device,
         asks: bool,
     ) -> None:
-        self._rank = ranks.rank
-        self._asks = asks
-        tensors = [*parameters, *statistics]
-        tail = ranks.world_size * COLUMNS + (len(parameters) if asks else 0)
-        groups: list[tuple[torch.dtype, list[int], int]] = []
-        for number, tensor in enumerate(tensors):
-            dtype, size = _summed_in(tensor), _size(tensor)
-            last = next((g for g in reversed(groups) if g[0] == dtype), None)
-            if last is None or (last[2] + size) * dtype.itemsize > buffer_bytes:
-                groups.append((dtype, [number], size))
-            else:
-                groups[groups.index(last)] = (dtype, [*last[1], number], last[2] + size)
-        if not groups:
-            groups.append((torch.float32, [], 0))
-        widest = max(range(len(groups)), key=lambda g: groups[g][0].itemsize)
-        # The buffer with the tail is reduced last, in the same order on every rank.
-        groups.append(groups.pop(widest))
-        views: dict[int, Tensor] = {}
-        self.flats: list[Tensor] = []
-        self.sums: list[Tensor] = []
-        # The statistics of each flat buffer, side by side, and their values before the step.
-        self._statistics: list[Tensor] = []
-        self._before: list[Tensor] = []
-        before: dict[int, Tensor] = {}
-        for place, (dtype, numbers, size) in enumerate(groups):
-            more = tail if place == len(groups) - 1 else 0
-            flat = torch.zeros(size + more, dtype=dtype, device=device)
-            begin = 0
-            for number in numbers:
-                like = tensors[number]
-                views[number] = _view(flat[begin : begin + _size(like)], like)
-                begin += _size(like)
-            self.flats.append(flat)
-            self.sums.append(flat[:size])
-            statistics_of = [n for n in numbers if n >= len(parameters)]
-            count = sum(_size(tensors[n]) for n in statistics_of)
-            if count:
-                self._statistics.append(flat[size - count : size])
-                self._before.append(torch.zeros_like(self._statistics[-1]))
-                parts = self._before[-1].split([_size(tensors[n]) for n in statistics_of])
-                before |= {
-                    n: _view(part, tensors[n]) for n, part in zip(statistics_of, parts, strict=True)
-                }
-        last = self.flats[-1][len(self.sums[-1]) :]
-        self.table = last[: ranks.world_size * COLUMNS].view(ranks.world_size, COLUMNS)
-        self.used = last[ranks.world_size * COLUMNS :]
-        self._tail = last
-        self.of_parameter = [views[n] for n in range(len(parameters))]
-        of_statistics = range(len(parameters), len(tensors))
-        self._of_statistic = [views[n] for n in of_statistics]
-        self._before_of = [before[n] for n in of_statistics]
-        self.nbytes = sum(flat.nbytes for flat in self.flats)
+        self._rank, self._asks = ranks.rank, asks
+        tensors, count = [*parameters, *statistics], len(parameters)
+        wide = any(tensor.dtype in DOUBLE for tensor in tensors)
+        sizes = [tensor.numel() * (1 + tensor.is_complex()) for tensor in tensors]
+        size, cells = sum(sizes), ranks.world_size * COLUMNS
+        self.flat: Tensor = torch.zeros(
+            size + cells + (count if asks else 0),
+            dtype=torch.float64 if wide else torch.float32,
+            device=device,
+        )
+        views = list(map(_view, self.flat[:size].split(sizes), tensors))
+        self.of_parameter, self._of_statistic = views[:count], views[count:]
+        self.sums: Tensor = self.flat[:size]
+        # The statistics, side by side, and their values before the step.
+        self._statistics = self.flat[sum(sizes[:count]) : size]
+        self._before = torch.zeros_like(self._statistics)
+        self._before_of = list(map(_view, self._before.split(sizes[count:]), statistics))
+        self._tail = self.flat[size:]
+        self.table: Tensor = self._tail[:cells].view(ranks.world_size, COLUMNS)
+        self.used: Tensor = self._tail[cells:]
 
     def take(
         self,
@@ -274,17 +220,16 @@ class _Buffers:
         share: Share,
         row: Sequence[Tensor | float],
     ) -> None:
-        """Fills the buffers with this rank's values, and zeros where it has none."""
+        """Fills the buffer with this rank's values, and zeros where it has none."""
         have = [(v, g) for v, g in zip(self.of_parameter, grads, strict=True) if g is not None]
         for view, grad in zip(self.of_parameter, grads, strict=True):
             if grad is None:
                 view.zero_()
         if have:
-            _copy([view for view, _ in have], [grad for _, grad in have])
+            copy_all([view for view, _ in have], [grad for _, grad in have])
         if self._before_of:
-            _copy(self._before_of, list(statistics))
-        for values, before in zip(self._statistics, self._before, strict=True):
-            torch.mul(before, share.weight, out=values)
+            copy_all(self._before_of, list(statistics))
+        torch.mul(self._before, share.weight, out=self._statistics)
         self._tail.zero_()
         for cell, value in zip(self.table[self._rank].unbind(), row, strict=True):
             # Not ``table[rank, column] = number``: that copies from the host (THPVariable_setitem
@@ -295,24 +240,9 @@ class _Buffers:
 
     def give_back(self, statistics: Sequence[Tensor], weight: Tensor) -> None:
         """Copies the mean statistics back; they stay as they were if no rank had any row."""
-        for values, before in zip(self._statistics, self._before, strict=True):
-            torch.where(weight > 0, values, before, out=values)
+        torch.where(weight > 0, self._statistics, self._before, out=self._statistics)
         if self._of_statistic:
-            _copy(list(statistics), self._of_statistic)
-
-
-def _copy(targets: list[Tensor], sources: list[Tensor]) -> None:
-    copy_all(targets, sources)
-
-
-def _summed_in(tensor: Tensor) -> torch.dtype:
-    """The dtype of a sum: half precision is summed in single precision."""
-    double = tensor.dtype in (torch.float64, torch.complex128)
-    return torch.float64 if double else torch.float32
-
-
-def _size(tensor: Tensor) -> int:
-    return tensor.numel() * (2 if tensor.is_complex() else 1)
+            copy_all(list(statistics), self._of_statistic)
 
 
 def _view(flat: Tensor, like: Tensor) -> Tensor:
