@@ -25,7 +25,7 @@ from staticgraph.batches.batch.containers import tensors_in
 from staticgraph.batches.batch.static_batch import StaticBatch
 from staticgraph.checking.comparison import Comparer, RunOptions, attempt
 from staticgraph.checking.edge_order import order_error
-from staticgraph.checking.example_batch import batch_of, poisoned, portion_of, revalued
+from staticgraph.checking.example_batch import batch_of, portion_of, revalued
 from staticgraph.checking.outcome import Difference, Tolerance
 from staticgraph.checking.padding_culprit import Trail
 from staticgraph.checking.plain_batch import plain_batch
@@ -311,8 +311,8 @@ class _Check:
     def _measured(self) -> dict[str, bool]:
         """Maps each module whose real inputs stayed the same to whether its real outputs did."""
         comparer, trails = self._comparer, []
-        tolerance = comparer.tolerance.other_order
-        for batch in (self._batch, poisoned(self._batch)):
+        tolerance = comparer.tolerance.same_order
+        for batch in (self._batch, revalued(self._batch)):
             trail = Trail(comparer.model, context_of(comparer.model), operations=False)
             with trail.followed():
                 comparer.padded(batch, self._options)

@@ -25,8 +25,6 @@ from staticgraph.store.columns import IndexRule
 from staticgraph.store.graph_columns import GraphColumns
 from staticgraph.text.how_many import how_many
 
-# Large compared with any feature, and its square is far from overflow in float32.
-GARBAGE = 1000.0
 # A portion has one of so many graphs of a batch, and one more row of padding for so many real ones.
 PORTION = 8
 # A portion has at least so many graphs.
@@ -217,27 +215,7 @@ def _made_up_rows(schema: Schema, capacity: Capacity) -> GraphColumns:
     )
 
 
-def poisoned(batch: StaticBatch) -> StaticBatch:
-    """Returns the batch with garbage in every padding row; integers take values of real rows."""
-    random = torch.Generator().manual_seed(0)
-    tensors = {}
-    for field in batch.layout.schema:
-        if field.is_index:  # its padding must refer to padding
-            continue
-        value = batch[field.name]
-        mask = field_mask(batch, field)
-        if value.is_floating_point():
-            garbage = torch.randn(value.shape, generator=random) * GARBAGE
-        else:  # values of other rows, so that a table that is looked up has an entry for each
-            real = torch.where(mask)[0]
-            drawn = torch.randint(0, max(1, len(real)), (len(value),), generator=random)
-            garbage = value[real[drawn.to(real.device)]] if len(real) else value
-        wide = wide_mask(mask, value)
-        tensors[field.name] = torch.where(wide, value, garbage.to(value))
-    return batch.replace(**tensors)
-
-
-def revalued(batch: StaticBatch, seed: int = 0, whole_rows: bool = False) -> StaticBatch:
+def revalued(batch: StaticBatch, whole_rows: bool = False) -> StaticBatch:
     """Returns the batch with other values in every padding row, within the range of real rows.
 
     A column of a float field gets values between its smallest and largest, mostly near these;
@@ -245,7 +223,7 @@ def revalued(batch: StaticBatch, seed: int = 0, whole_rows: bool = False) -> Sta
     them up in a table, or takes an exponential, then meets nothing that real rows do not contain.
     With ``whole_rows`` each padding row is a real one: what is finite there is finite here.
     """
-    random = torch.Generator().manual_seed(seed)
+    random = torch.Generator().manual_seed(0)
     tensors = {}
     for field in batch.layout.schema:
         if field.is_index:  # its padding must refer to padding
@@ -261,7 +239,7 @@ def revalued(batch: StaticBatch, seed: int = 0, whole_rows: bool = False) -> Sta
             continue
         drawn = torch.rand(value.shape, generator=random, dtype=torch.float64).to(value.device)
         if whole_rows:  # in turn, so that neighbours are not the same row
-            turns = (torch.arange(len(value), device=value.device) + seed) % len(real)
+            turns = torch.arange(len(value), device=value.device) % len(real)
             other = torch.nan_to_num(real)[turns]
         elif value.is_floating_point() and not _whole(real):
             least = torch.nan_to_num(real, nan=torch.inf, neginf=torch.inf).amin(0).double()
