@@ -111,7 +111,7 @@ def test_memory_is_not_reused_before_the_stream_that_read_the_last_batch(loader,
         layouts = [SlotLayout(0, sg.BucketPlan.of(PLAN).capacities[0], esol.schema)]
         pool = SlotPool(layouts, 1, CUDA)
         feed = IdsFeed(Moved(esol.to("cpu")), layouts, pool)
-        slots = [*made._pool._all]
+        slots = [*made._pool._free]
         side = torch.cuda.Stream(CUDA)
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):

@@ -8,8 +8,7 @@ of memory growing silently.
 
 from __future__ import annotations
 
-import gc
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -336,8 +335,7 @@ class SlotPool:
         self.count = count
         self.looked: set[int] = set()
         self.loader: Mapping[str, Any] | None = None
-        self._all = tuple(Slot(layouts, self.device, pinned) for _ in range(count))
-        self._free = deque(self._all)
+        self._free = deque(Slot(layouts, self.device, pinned) for _ in range(count))
 
     @property
     def free(self) -> int:
@@ -357,7 +355,7 @@ class SlotPool:
                 f"all {self.count} slots are held" if self.count > 1 else "the slot is held"
             )
             raise SlotsExhausted(
-                f"{all_of_them}: {holders(self._all)}. Use a batch and drop it, "
+                f"{all_of_them} by batches that are still alive: use a batch and drop it, "
                 "keep a copy with batch.clone() (in place of list(loader): [batch.clone() for "
                 "batch in loader]), or raise StaticLoader(slots=...)"
             ) from None
@@ -391,22 +389,3 @@ class Lease:
 
     def __del__(self) -> None:
         self.give_back()
-
-
-def holders(slots: Sequence[Slot]) -> str:
-    """Tells who holds how many slots, by Python's references. Slow: for error messages."""
-    counts: Counter[str] = Counter()
-    for slot in slots:
-        leases = [r for r in gc.get_referrers(slot) if isinstance(r, Lease) and not r.stale]
-        batches = [r for lease in leases for r in gc.get_referrers(lease) if hasattr(r, "layout")]
-        others = [
-            f"a {type(r).__name__} of {len(r)}"
-            for batch in batches
-            for r in gc.get_referrers(batch)
-            if isinstance(r, list | tuple | dict | deque) and r is not batches
-        ]
-        if not leases:
-            counts["being filled"] += 1
-        else:
-            counts[f"by batches in {others[0]}" if others else "by batches still alive"] += 1
-    return ", ".join(f"{count} {holder}" for holder, count in counts.most_common())
