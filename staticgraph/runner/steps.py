@@ -290,8 +290,6 @@ class Steps:
         """
         if not self._model.training:
             self._model.train()
-        if batch.real is None:
-            self.finite.note_single_rows(batch, self.computation.known(batch).norms)
         if self.averaging is not None:
             self.averaging.begin(batch)
         way = way or self.way_of(batch.bucket, "step")

@@ -7,12 +7,10 @@ loss that is not finite, together with the ids of that batch's graphs, inside a 
 the flags are read every :data:`EVERY` steps by default and at the end of an epoch. On the CPU,
 where reading costs nothing, the loss is read before the update, which then does not happen.
 
-Torch refuses statistics over a single value, and so do steps that know their counts. Where only the
-device knows them (a batch without counts, rows that a pool chose), running statistics are left
-unchanged, which is right, but unreported. So there is a flag for each level of rows with norms, and
-one in each norm over chosen rows, set when this happens and read with the losses; the user is told
-once, by name. A norm over rows of known levels costs nothing in the step; one over chosen rows
-costs a comparison of its count.
+Torch refuses statistics over a single value, and so do steps that know their counts. Of rows that a
+pool chose only the device knows how many they are: running statistics are left unchanged, which is
+right, but unreported. So there is a flag in each norm over chosen rows, set when this happens and
+read with the losses; the user is told once, by name. It costs a comparison of the count.
 
 Invariant: no host read in a recorded step, and none between checks.
 """
@@ -31,7 +29,6 @@ from staticgraph.batches.batch.batch_arrays import wide_mask
 from staticgraph.batches.batch.static_batch import StaticBatch
 from staticgraph.errors import NonFiniteLoss, users_level
 from staticgraph.nn.norm.batch_norm import SINGLE
-from staticgraph.schema import COUNTS, LEVELS, Level
 from staticgraph.sizes.capacity import Capacity
 
 # Reading the flags waits for the device; once in this many steps the cost is negligible.
@@ -66,8 +63,6 @@ class FiniteLosses:
         # Per bucket: NaN once a loss was not finite, else 0; and the ids of the first such batch,
         # else of the latest one. Each launch here is paid in every step.
         self._flags: dict[int, tuple[Tensor, Tensor]] = {}
-        # Per level: True once a batch of unknown counts had a single real row, and the norms on it.
-        self._levels: dict[Level, tuple[Tensor, set[str]]] = {}
         self._reported: set[str] = set()
 
     def grow(self, capacities: Sequence[Capacity]) -> None:
@@ -166,22 +161,6 @@ class FiniteLosses:
             torch.where(torch.isnan(flag), ids, batch.graph_ids, out=ids)
             flag.add_(loss, alpha=0)  # loss * 0 is NaN for infinity and NaN, else 0
 
-    def note_single_rows(self, batch: StaticBatch, norms: Sequence[tuple[str, Level]]) -> None:
-        """Flags the levels of which a batch of unknown counts has a single real row; reads nothing.
-
-        Args:
-            batch: without real counts, with which a step over a single row is refused.
-            norms: the paths of norms over rows of the batch, with the level.
-        """
-        counts = batch.tensors()[COUNTS]
-        for norm, level in norms:
-            if level not in self._levels:
-                self._levels[level] = counts.new_zeros((), dtype=torch.bool), set()
-            self._levels[level][1].add(norm)
-        levels = (*LEVELS, *(axis.name for axis in batch.layout.schema.axes))
-        for level in {level for _, level in norms}:
-            self._levels[level][0].logical_or_(counts[levels.index(level)] == 1)
-
     def prepare(self, bucket: int) -> tuple[Tensor, Tensor]:
         """Returns a bucket's flag and ids, at fixed addresses."""
         if bucket not in self._flags:
@@ -230,15 +209,17 @@ class FiniteLosses:
 
     def clear(self) -> None:
         """Clears all flags, in place."""
-        flags = [flag for flag, _ in (*self._flags.values(), *self._levels.values())]
-        for flag in (*flags, *(flag for flag, _ in self._norm_flags())):
+        flags = (flag for flag, _ in self._flags.values())
+        for flag in (*flags, *self._norm_flags().values()):
             flag.zero_()
 
-    def _norm_flags(self) -> Iterator[tuple[Tensor, set[str]]]:
-        """The flags of norms over chosen rows, each with the path of its norm."""
-        for path, module in self._model.named_modules():
-            if (flag := vars(module).get(SINGLE)) is not None:
-                yield flag, {path or "the model"}
+    def _norm_flags(self) -> dict[str, Tensor]:
+        """The flags of norms over chosen rows, by the norm's path."""
+        return {
+            path or "the model": flag
+            for path, module in self._model.named_modules()
+            if (flag := vars(module).get(SINGLE)) is not None
+        }
 
     def _broken(self) -> str | None:
         """The path of a parameter that is not finite."""
@@ -246,11 +227,11 @@ class FiniteLosses:
         return next((path for path, value in parameters if not value.isfinite().all()), None)
 
     def _warn_of_single_rows(self) -> None:
-        flagged = [*self._levels.values(), *self._norm_flags()]
-        if not flagged:
+        flags = self._norm_flags()
+        if not flags:
             return
-        flags = torch.stack([flag for flag, _ in flagged]).tolist()
-        norms = {n for (_, names), flag in zip(flagged, flags, strict=True) if flag for n in names}
+        read = zip(flags, torch.stack([*flags.values()]).tolist(), strict=True)
+        norms = {norm for norm, flag in read if flag}
         if new := sorted(norms - self._reported):
             self._reported |= norms
             warnings.warn(
