@@ -37,8 +37,8 @@ def test_windows_are_whole_blocks(blocks, graphs, window, apart, rest, seed):
     indices = np.arange(blocks * graphs) * apart
     order = block_order(indices, drawn, seed, 1).graphs
     assert np.array_equal(order, block_order(indices[::-1].copy(), drawn, seed, 1).graphs)
-    for begin in range(0, len(order), drawn.mixed):
-        here = np.sort(order[begin : begin + drawn.mixed]) // apart
+    for begin in range(0, len(order), graphs * window):
+        here = np.sort(order[begin : begin + graphs * window]) // apart
         assert (np.unique(here // graphs, return_counts=True)[1] == graphs).all()
     ragged = np.arange(blocks * graphs + rest)
     assert sorted(block_order(ragged, drawn, seed, 0).graphs) == ragged.tolist()

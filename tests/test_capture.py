@@ -238,7 +238,7 @@ class TestTheRecordingStream:
         recorder.record(lambda: handed_out.append(cuda.present))
         assert handed_out.index(handed_out[-1]) == 40
         with pytest.raises(AssertionError, match="a loader's copies"):
-            captured(torch.cuda.CUDAGraph(), list, None, handed_out[0], "thread_local")
+            captured(torch.cuda.CUDAGraph(), list, None, handed_out[0])
 
     def test_a_replay_on_another_stream_waits_for_the_last(self, cuda):
         """Recordings of one stream share its library workspaces, whichever recorder made them."""

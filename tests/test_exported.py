@@ -100,7 +100,7 @@ print(sg.load_exported({str(folder)!r}, {digest!r}).predict([store[0]]).tolist()
 def test_the_command_serves_what_was_compiled(exported, graphs):
     pytest.importorskip("fastapi", reason="needs the extra serve")
     folder, digest, runner = exported
-    assert verify_exported(folder).categories.keys() == {"x", "edge_attr"}
+    assert verify_exported(folder)[0].categories.keys() == {"x", "edge_attr"}
     with serving("--exported", str(folder), "--digest", digest) as (process, address, said):
         assert "Traceback" not in said
         assert "outputs only, no probabilities" in said
@@ -184,9 +184,9 @@ def refused(folder: Path, words: str, digest: str | None = None) -> None:
 
 
 def test_a_folder_that_is_right_is_known(folder):
-    manifest = verify_exported(folder)
+    manifest, _ = verify_exported(folder)
     assert manifest.digest == hashlib.sha256((folder / NAME).read_bytes()).hexdigest()
-    assert verify_exported(folder, manifest.digest) == manifest
+    assert verify_exported(folder, manifest.digest)[0] == manifest
     with pytest.raises(AssertionError, match="was loaded"):
         sg.load_exported(folder, manifest.digest)
 
@@ -201,7 +201,7 @@ def test_a_changed_package_runs_nothing(folder):
 
 
 def test_a_forged_manifest_runs_nothing_where_the_digest_is_known(folder):
-    digest = verify_exported(folder).digest
+    digest = verify_exported(folder)[0].digest
     repacked(folder, *GOOD, "bucket-0/data/aotinductor/model/evil.so")
     verify_exported(folder)  # consistent in itself
     refused(folder, "this is another export, or it was changed; nothing of it ran", digest)
@@ -236,7 +236,7 @@ def read_first(monkeypatch, name: str, content: bytes) -> None:
 
 
 def test_a_manifest_that_is_exchanged_meanwhile_runs_nothing(folder, monkeypatch):
-    digest, good = verify_exported(folder).digest, (folder / NAME).read_bytes()
+    digest, good = verify_exported(folder)[0].digest, (folder / NAME).read_bytes()
     changed(folder, model="another")
     forged = (folder / NAME).read_bytes()
     (folder / NAME).write_bytes(good)

@@ -51,11 +51,6 @@ class Blocks:
         object.__setattr__(self, "graphs", whole_option("graphs", self.graphs, 1))
         object.__setattr__(self, "window", whole_option("window", self.window, 1))
 
-    @property
-    def mixed(self) -> int:
-        """Graphs per window."""
-        return self.graphs * self.window
-
 
 class Order(NamedTuple):
     """The graphs of an epoch.
@@ -109,17 +104,6 @@ def block_order(
     lengths = np.minimum(blocks.graphs, len(standing) - drawn * blocks.graphs)
     bounds = np.cumsum(np.append(0, lengths))
     return Order(order, np.append(bounds[:-1][:: blocks.window], len(standing)))
-
-
-def spread(share_between: float, batch_size: int, blocks: Blocks) -> float:
-    """The variance of a batch's mean as a multiple of that of a random batch.
-
-    Args:
-        share_between: the share of the variance that lies between blocks, 0 to 1.
-        batch_size: graphs per batch.
-        blocks: how the order is drawn.
-    """
-    return 1.0 + share_between * (batch_size - 1) / blocks.window
 
 
 @loop

@@ -118,6 +118,10 @@ def recording_stream(device: torch.device) -> RecordingStream:
 # Graphs whose capture failed, kept alive: torch's pinned-memory allocator queries each of them at
 # every later allocation, by a stored address (``CUDAGraph::create_allocate_filter``).
 _ASKED_FOR_EVER: list[torch.cuda.CUDAGraph] = []
+# What other threads may do during a capture: with ``global`` a loader thread that waits for an
+# event, or a thread that pins memory, would end it. torch's own graph trees use this one, too
+# (``torch/_inductor/cudagraph_trees``).
+ERROR_MODE = "thread_local"
 
 
 def captured(
@@ -125,7 +129,6 @@ def captured(
     body: Callable[[], Any],
     pool: Any,
     stream: torch.cuda.Stream,
-    error_mode: str,
 ) -> Any:
     """Captures one run of a function, and returns what it returned.
 
@@ -137,7 +140,7 @@ def captured(
     # Setting a stream also sets its device, so the caller's own stream comes last.
     present = torch.cuda.current_stream(stream.device), torch.cuda.current_stream()
     first: BaseException | None = None
-    capture = torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode=error_mode)
+    capture = torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode=ERROR_MODE)
     try:
         with _own_workspaces(), _nothing_collected(), capture:
             try:
@@ -194,7 +197,7 @@ def _put_right(
             while aside == stream:
                 aside = torch.cuda.Stream(stream.device, priority=PRIORITY)
             with torch.cuda.graph(
-                torch.cuda.CUDAGraph(), stream=aside, capture_error_mode="thread_local"
+                torch.cuda.CUDAGraph(), stream=aside, capture_error_mode=ERROR_MODE
             ):
                 pass
     except Exception as further:
@@ -308,18 +311,12 @@ class CudaGraphRecorder:
 
     Args:
         device: the CUDA device.
-        error_mode: what other threads may do during a capture, as in ``torch.cuda.graph``: with
-            ``global``, nothing that a capture cannot hold; with ``thread_local``, anything. With
-            ``global`` a loader thread that waits for an event, or a thread that pins memory, would
-            end the capture. torch's own graph trees use ``thread_local``, too
-            (``torch/_inductor/cudagraph_trees``).
     """
 
     compiles = True
 
-    def __init__(self, device: torch.device, error_mode: str = "thread_local") -> None:
+    def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._error_mode = error_mode
         self._on = recording_stream(device)
         self._pool: Any = torch.cuda.graph_pool_handle()
         self._graphs: list[torch.cuda.CUDAGraph] = []
@@ -348,7 +345,7 @@ class CudaGraphRecorder:
         """Captures one CUDA graph; synchronising or allocating outside the pool raises."""
         graph = torch.cuda.CUDAGraph()
         with self._on.alone:
-            result = captured(graph, body, self._pool, self._on.stream, self._error_mode)
+            result = captured(graph, body, self._pool, self._on.stream)
         self._graphs.append(graph)
         return Recorded(partial(self._on.replay, graph.replay), result, behind=self._on.behind)
 

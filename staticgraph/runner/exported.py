@@ -25,7 +25,9 @@ from staticgraph.runner.prediction import predict
 from staticgraph.schema import Schema
 
 
-def verify_exported(folder: str | Path, digest: str | None = None) -> ExportManifest:
+def verify_exported(
+    folder: str | Path, digest: str | None = None
+) -> tuple[ExportManifest, list[bytes]]:
     """Checks an exported folder without running any of it.
 
     Args:
@@ -33,17 +35,14 @@ def verify_exported(folder: str | Path, digest: str | None = None) -> ExportMani
         digest: what the export returned; if given, the folder must be that export, byte for byte.
 
     Returns:
-        The folder's manifest; its ``digest`` is the value to compare.
+        The folder's manifest, whose ``digest`` is the value to compare, and its packages.
 
     Raises:
         FileNotFoundError: there is no such folder, or it has no manifest.
         ExportRefused: another digest, a package that differs from the manifest, an entry that no
             package has, or code compiled for another torch, processor or device.
     """
-    return _verified(Path(folder).expanduser(), digest)[0]
-
-
-def _verified(folder: Path, digest: str | None) -> tuple[ExportManifest, list[bytes]]:
+    folder = Path(folder).expanduser()
     manifest = ExportManifest.read(folder)
     if digest is not None and digest != manifest.digest:
         raise ExportRefused(
@@ -70,8 +69,7 @@ def load_exported(folder: str | Path, digest: str | None = None) -> ExportedMode
     Raises:
         FileNotFoundError, ExportRefused: as :func:`verify_exported`.
     """
-    manifest, packages = _verified(Path(folder).expanduser(), digest)
-    return ExportedModel(manifest, packages)
+    return ExportedModel(*verify_exported(folder, digest))
 
 
 class ExportedModel:
