@@ -29,6 +29,8 @@ from staticgraph.text.how_many import how_many
 PORTION = 8
 # A portion has at least so many graphs.
 FEWEST = 8
+# Graphs that are made up, and the most rows of an axis that each of them has.
+RINGS, FEW = 6, 3
 
 
 def batch_of(plan: BucketPlan, example: Any) -> StaticBatch:
@@ -143,76 +145,53 @@ def _graphs_below(
 
 
 def _made_up(schema: Schema, capacity: Capacity) -> GraphColumns:
-    """Makes a few graphs of a schema; where edges keep their order, with these in pairs."""
-    columns = (_made_up_rows if schema.axes else _rings)(schema, capacity)
-    return columns.in_first_order() if schema.keep_order else columns
-
-
-def _rings(schema: Schema, capacity: Capacity) -> GraphColumns:
-    """Makes a few rings with normal numbers, one of a single node."""
-    random = np.random.default_rng(0)
-    sizes = [*random.integers(2, max(3, min(8, capacity.max_graph_nodes + 1)), 5), 1]
-    nodes = np.array([min(n, capacity.max_graph_nodes) for n in sizes], dtype=np.int64)
+    """Makes a few rings with normal numbers, one of a single node, some rows of every axis that the
+    capacity has room for, and random indices; where edges keep their order, with these in pairs."""
+    random, ones = np.random.default_rng(0), np.ones(RINGS, np.int64)
+    nodes = random.integers(2, 8, RINGS).clip(max=max(1, capacity.max_graph_nodes))
+    nodes[-1] = 1
     edges = np.where((nodes > 1) & (capacity.edge_limit > 0), nodes, 0)
-    source = np.concatenate([np.arange(e) for e in edges]).astype(np.int64)
-    target = np.concatenate([(np.arange(e) + 1) % max(1, e) for e in edges]).astype(np.int64)
-    if schema.keep_order:
-        ends = np.stack([source, target]), np.stack([target, source])
-        source, target = (each.T.reshape(-1) for each in ends)
-        edges = 2 * edges
-    counts = {"node": nodes.sum(), "edge": edges.sum(), "graph": len(nodes)}
-    fields = {}
-    for field in schema:
-        shape = (counts[field.level] * field.rows, *field.shape)
-        numbers = field.dtype.startswith("float")
-        drawn = random.standard_normal(shape) if numbers else np.zeros(shape)
-        fields[field.name] = (field.level, drawn.astype(field.dtype))
-    rows = {field.name: field.rows for field in schema if field.level == "graph"}
-    return GraphColumns.from_arrays(nodes, edges, source, target, fields, rows=rows, name="made up")
-
-
-# How many graphs are made up if rows have types.
-FEW = 3
-
-
-def _made_up_rows(schema: Schema, capacity: Capacity) -> GraphColumns:
-    """Makes graphs with some rows of every axis the capacity has room for, and random indices."""
-    random = np.random.default_rng(0)
-    of_graph = {"graph": 1, "node": 0 if schema.hetero else 2, "edge": 0 if schema.hetero else 2}
+    counts = {"graph": ones, "node": nodes, "edge": edges * (1 + schema.keep_order)}
     for axis in schema.axes:
-        of_graph[axis.name] = min(FEW - schema.keep_order, (capacity.rows(axis.name) - 1) // FEW)
+        room = (capacity.rows(axis.name) - 1) // FEW
+        counts[axis.name] = ones * min(FEW - schema.keep_order, room)
     for field in schema:
-        if any(level and not of_graph[level] for level in field.counts):
-            of_graph[field.level] = 0
-    counts = {level: np.full(FEW, rows, np.int64) for level, rows in of_graph.items()}
+        for level in filter(None, field.counts):
+            counts[field.level] = np.where(counts[level] > 0, counts[field.level], 0)
     fields, rules = {}, {}
     for field in schema:
-        shape = (of_graph[field.level] * FEW * field.rows, *field.shape)
-        drawn = random.standard_normal(shape)
+        owner = np.repeat(np.arange(RINGS), counts[field.level] * field.rows)
+        drawn = random.standard_normal((len(owner), field.width))
         if field.counts:
             levels = field.counts * (field.width if len(field.counts) == 1 else 1)
-            most = np.array([of_graph[level] if level else 1 for level in levels])
-            drawn = random.integers(0, np.maximum(1, most).reshape(field.shape), shape)
+            most = np.stack([counts[level] if level else ones for level in levels], axis=1)
+            drawn = random.integers(0, most[owner])
         elif not field.dtype.startswith("float"):
-            drawn = np.zeros(shape)
-        fields[field.name] = (field.level, drawn.astype(field.dtype))
+            drawn = np.zeros_like(drawn)
+        shaped = drawn.reshape(len(owner), *field.shape).astype(field.dtype)
+        fields[field.name] = field.level, shaped
         rules[field.name] = IndexRule(field.cat_dim, field.counts)
     nodes, edges = counts["node"], counts["edge"]
-    ends = np.zeros(int(edges.sum()), np.int64)
     if schema.hetero:
-        nodes = sum((counts[axis.name] for axis in schema.node_axes), nodes)
-        edges = sum((counts[axis.name] for axis in schema.edge_axes), edges)
-    return GraphColumns.from_arrays(
+        nodes = sum((counts[axis.name] for axis in schema.node_axes), 0 * ones)
+        edges = sum((counts[axis.name] for axis in schema.edge_axes), 0 * ones)
+    place = np.concatenate([np.arange(count) for count in edges])
+    ends = np.zeros_like(place), np.zeros_like(place)
+    if schema.one_kind:
+        ring = np.repeat(nodes, edges)
+        first, back = place // (1 + schema.keep_order), place % (1 + schema.keep_order) == 1
+        ends = (first + back) % ring, (first + ~back) % ring
+    columns = GraphColumns.from_arrays(
         nodes,
         edges,
-        ends,
-        ends,
+        *ends,
         fields,
         rows={field.name: field.rows for field in schema if field.level == "graph"},
         axes={axis: counts[axis.name] for axis in schema.axes},
         rules=rules,
         name="made up",
     )
+    return columns.in_first_order() if schema.keep_order else columns
 
 
 def revalued(batch: StaticBatch, whole_rows: bool = False) -> StaticBatch:
