@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import gc
 import math
-import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -50,7 +49,6 @@ from staticgraph.steps.compilation.modes import OWN
 from staticgraph.steps.state.training_hooks import without_callbacks
 from staticgraph.store.graph_columns import GraphColumns
 from staticgraph.store.on_device import DeviceStore
-from staticgraph.text.how_many import how_many
 from staticgraph.text.progress import bar
 
 PHASES = ("step", "eval", "forward")
@@ -287,7 +285,10 @@ class Preparation:
                 self.notes = trials.notes
             unbound = self.commitments is None  # a budget holds no eager step beside these
             if unbound and self.padding is not None and example is not None and "step" in phases:
-                self._compare(schema, example, progress)
+                self.compared.buckets.clear()
+                for bucket in range(len(self._steps.plan.capacities)):
+                    batch = trial_batch(self._steps.layout(bucket, schema), example, device)
+                    self.compared.compare(batch)
         self.seconds = time.perf_counter() - started
         if cache is not None:
             compile_cache.save(cache, device, self.seconds if self.cold_s is None else self.cold_s)
@@ -320,18 +321,6 @@ class Preparation:
         self.padding.check_batch(batch.to(device), phase, example is not None)
         if device.type == "cuda":
             torch.cuda.empty_cache()
-
-    def _compare(self, schema: Schema, example: StaticBatch | GraphColumns, progress: bool) -> None:
-        """Compares the first step of every bucket with eager, and prints what it cost."""
-        steps, first = self._steps, self.compared
-        first.buckets.clear()
-        first.seconds = 0.0
-        for bucket in range(len(self._steps.plan.capacities)):
-            batch = trial_batch(steps.layout(bucket, schema), example, self._device)
-            first.compare(batch)
-        if progress and first.buckets:
-            text = f"{how_many(len(first.buckets), 'bucket')} compared with eager"
-            print(f"{text} in {first.seconds:.1f} s", file=sys.stderr)
 
     def prepare(
         self,

@@ -18,7 +18,6 @@ Invariant: everything that a step changes is restored.
 
 from __future__ import annotations
 
-import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
@@ -64,12 +63,10 @@ class FirstSteps:
 
     Attributes:
         buckets: those that were compared.
-        seconds: how long it took.
     """
 
     def __init__(self, steps: Steps) -> None:
         self.buckets: set[int] = set()
-        self.seconds: float = 0.0
         self._steps = steps
 
     def compare(self, batch: StaticBatch) -> None:
@@ -79,7 +76,6 @@ class FirstSteps:
         if bucket in self.buckets or way == "eager" or steps.ranks is not None or not batch.real:
             return
         self.buckets.add(bucket)
-        started = time.perf_counter()
         with steps.accumulated.set_aside(), steps.finite.unread():
             difference = attempt(lambda: self._difference(batch, way))
         if difference is not None:
@@ -89,7 +85,6 @@ class FirstSteps:
                 "in detail; mode='eager' computes what the model says",
                 stacklevel=users_level(),
             )
-        self.seconds += time.perf_counter() - started
 
     def _difference(self, batch: StaticBatch, way: str) -> Difference | None:
         plain = batch.replace()
