@@ -26,7 +26,7 @@ from staticgraph.batches.batch.static_batch import StaticBatch
 from staticgraph.checking.comparison import Comparer, RunOptions, attempt
 from staticgraph.checking.edge_order import order_error
 from staticgraph.checking.example_batch import batch_of, portion_of, revalued
-from staticgraph.checking.outcome import Difference, Tolerance
+from staticgraph.checking.outcome import Difference
 from staticgraph.checking.padding_culprit import Trail
 from staticgraph.checking.plain_batch import plain_batch
 from staticgraph.checking.report import (
@@ -53,14 +53,12 @@ from staticgraph.steps.compilation.modes import without_fused
 from staticgraph.steps.computation.computation import Computation
 from staticgraph.steps.computation.model_call import Forward, forward_of
 from staticgraph.steps.computation.model_setup import StepOptions, Subject
-from staticgraph.steps.loss.mean_loss import Loss
-from staticgraph.steps.loss.weighted_means import stock_mean
+from staticgraph.steps.loss.mean_loss import Loss, LossTerms
+from staticgraph.steps.loss.weighted_means import StockMeans
 from staticgraph.steps.tracing.obstacles import RECORDING_ALONE, Obstacle
 from staticgraph.steps.tracing.trace import defined_at, raised, trace_step, untraceable
 from staticgraph.text.how_many import how_many
 
-# Garbage that reaches real rows is ten times as large.
-TOLERANCE = Tolerance.of(torch.float32).other_order
 # On a GPU, a compiled step refuses it, too; on the CPU nothing is copied.
 HOST_COPY = "host-to-device copy"
 
@@ -144,7 +142,7 @@ class _Check:
         parity, note = (None, "not compared: a layer is refused") if refused else self._compared()
         note = DID_NOT_RUN if stopped else note
         if not stopped:
-            self._loss_compared()
+            self._loss_watched()
         self._order_compared()
         attention = self._attention()
         real = self._batch.real
@@ -400,22 +398,22 @@ class _Check:
             name = type(self._stock).__name__
             self._obstacles.append(Obstacle(name, where, moved.what, "edges by their position"))
 
-    def _loss_compared(self) -> None:
-        """Compares the loss's mean over rows with that of torch's functions, on plain PyG."""
+    def _loss_watched(self) -> None:
+        """Finds functions of the loss whose own mean is another than the one over rows."""
         if self._loss is None:
             return
         data: Any = plain_batch(self._batch)
-        model = _copied(self._stock).eval()
         try:
             with torch.no_grad():
-                mean, stock, name = stock_mean(self._loss, self._forward(model, data), data)
+                out = self._forward(_copied(self._stock).eval(), data)
+                with StockMeans() as watch:
+                    terms = LossTerms.of(self._loss(out, data))
         except Exception:  # whatever model or loss raise on a plain batch; a step reports it
             return
-        if name and abs(float(stock - mean)) > TOLERANCE * max(abs(float(stock)), 1e-6):
+        if watch.called and terms.weights is None:
             self._obstacles.append(
                 Obstacle(
-                    f"{name} with weights or ignore_index: {float(mean):.4g} here, "
-                    f"{float(stock):.4g} in plain PyG",
+                    f"{watch.called[0]} with weights or ignore_index",
                     defined_at(self._loss),
                     getattr(self._loss, "__name__", type(self._loss).__name__),
                     "the mean of the loss",

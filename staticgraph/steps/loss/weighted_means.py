@@ -3,9 +3,9 @@
 The mean of ``F.cross_entropy(..., weight=w, ignore_index=i)`` divides by the sum of the targets'
 weights. With ``reduction="none"``, which a runner needs, it returns the weighted values alone, and
 their mean over rows is another number: 1.20 instead of 0.73, and nothing fails. So if a loss calls
-such a function with weights and returns no weights itself, a warning says so once; a check
-compares both means. A loss that passes weights and returns them as well counts them twice, and is
-warned of, too.
+such a function with weights and returns no weights itself, a warning says so once, and a check
+lists it. A loss that passes weights and returns them as well counts them twice, and is warned of,
+too.
 """
 
 from __future__ import annotations
@@ -21,7 +21,6 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from staticgraph.errors import users_level
-from staticgraph.steps.loss.mean_loss import LossTerms
 
 _STOCK = {F.cross_entropy, F.nll_loss, F.mse_loss, F.l1_loss, F.huber_loss}
 _LOOKUPS = {Tensor.__getitem__, Tensor.index_select, torch.index_select, Tensor.take, torch.take}
@@ -35,10 +34,6 @@ REMEDY = (
 class StockMeans(TorchFunctionMode):
     """Watches the calls of a loss while entered.
 
-    Args:
-        scaled: whether to scale each such call's values so that their mean over rows is the
-            function's own mean.
-
     Attributes:
         called: names of the functions that were called with weights, or with an ``ignore_index``
             that was passed or that occurs in the target.
@@ -47,13 +42,12 @@ class StockMeans(TorchFunctionMode):
         looked_up: the tensors that the loss itself indexed.
     """
 
-    def __init__(self, scaled: bool = False) -> None:
+    def __init__(self) -> None:
         super().__init__()
         self.called: list[str] = []
         self.passed: bool = False
         self.weights: list[Tensor] = []
         self.looked_up: list[Tensor] = []
-        self._scaled = scaled
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None
@@ -74,11 +68,7 @@ class StockMeans(TorchFunctionMode):
         self.called.append(f"F.{func.__name__}")
         if arguments.get("weight") is not None:
             self.weights.append(arguments["weight"])
-        if not self._scaled:
-            return out
-        stock = func(**{**arguments, "reduction": "mean"})
-        mean = out.mean()
-        return torch.where(mean == 0, out, out * (stock / mean))
+        return out
 
 
 def _passes_weights(arguments: dict[str, Any]) -> bool:
@@ -117,20 +107,3 @@ def warn_of_stock_means(loss: Callable[..., Any], watch: StockMeans, weights: ob
             f"leave weight= out of the call, and {REMEDY}",
             stacklevel=users_level(),
         )
-
-
-def stock_mean(loss: Callable[[Any, Any], Any], out: Any, data: Any) -> tuple[Tensor, Tensor, str]:
-    """Compares the mean over rows of a loss on an unpadded batch with the functions' own means.
-
-    Returns:
-        The mean over rows; the loss with the functions' own means in it; and the name of the first
-        such function, empty if there is none.
-    """
-    with StockMeans() as watch:
-        terms = LossTerms.of(loss(out, data))
-    mean = terms.mean()
-    if not watch.called or terms.weights is not None:
-        return mean, mean, ""
-    with StockMeans(scaled=True):
-        stock = LossTerms.of(loss(out, data)).mean()
-    return mean, stock, watch.called[0]
