@@ -72,11 +72,6 @@ class SeveralChoice:
         """The cost of an epoch."""
         return sum(bucket.cost for bucket in self.buckets)
 
-    @property
-    def packs(self) -> int:
-        """The number of steps in an epoch."""
-        return sum(bucket.packing.num_packs for bucket in self.buckets)
-
     def efficiency(self) -> tuple[float, float, float]:
         """Real rows over physical rows of nodes, edges and graphs, over an epoch."""
         real, rows = np.zeros(3), np.zeros(3)
