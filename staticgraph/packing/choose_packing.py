@@ -37,7 +37,6 @@ from staticgraph.packing.fill import (
 )
 from staticgraph.packing.packing_result import Packing, checked_limits, part_of, with_graphs
 from staticgraph.packing.repair import fewer_by_repair
-from staticgraph.packing.swap import REPAIRED_GRAPHS
 from staticgraph.sizes.histogram import SizeHistogram
 from staticgraph.sizes.whole_numbers import IntArray
 
@@ -49,6 +48,7 @@ TIME_LIMIT = 10.0
 # this many pairs of graphs, about 25 ms; with fewer graphs per pack it repairs a sample, unless
 # most graphs are alone.
 FEW_GRAPHS, MANY_GRAPHS = 5, 30
+REPAIRED_GRAPHS = 50_000
 PAIRS = 1_600_000
 ALONE = 1.5
 # The most runs, and the most sizes squared over all of them: about 20 ms. PCQM4Mv2 at 2.5 graphs

@@ -31,8 +31,6 @@ RESOLUTION = 0.0005
 # It tries this share of the way from the best to the bound: a success takes a millisecond or two, a
 # failure ten to thirty, and longer the nearer it is to the bound.
 STRIDE = 0.25
-# With fewer graphs, exchanges (:mod:`staticgraph.packing.repair`) gain more than a second attempt.
-REPAIRED_GRAPHS = 50_000
 
 
 def pack_by_swaps(
@@ -109,12 +107,9 @@ def fewer_by_swaps(best: Packing) -> Packing:
     while most - least > RESOLUTION * most:
         middle = most - max(1, int(STRIDE * (most - least)))
         packing = pack_by_swaps(rest, limits, middle, max_graphs=best.max_graphs)
-        if packing is not None:
-            best, most = giant_packs.join(packing, rows), middle
-        elif histogram.num_graphs <= REPAIRED_GRAPHS:
+        if packing is None:
             break
-        else:
-            least = middle + 1
+        best, most = giant_packs.join(packing, rows), middle
     return best
 
 
