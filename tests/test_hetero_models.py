@@ -24,6 +24,7 @@ from torch_geometric.nn import (
     BatchNorm,
     GATConv,
     GCNConv,
+    GINConv,
     HANConv,
     HeteroConv,
     HeteroDictLinear,
@@ -35,6 +36,7 @@ from torch_geometric.nn import (
     global_mean_pool,
     to_hetero,
 )
+from torch_geometric.nn.aggr import LSTMAggregation
 
 import staticgraph as sg
 
@@ -106,14 +108,16 @@ class Pooled(nn.Module):
         super().__init__()
         self.encoder = encoder
         self.types = types
+        self.last = LSTMAggregation(WIDTH, WIDTH)
         self.head = nn.Linear(3 * WIDTH, 1)
 
     def forward(self, data):
         h = self.encoder(data.x_dict, data.edge_index_dict)
-        pools = (global_add_pool, global_mean_pool, global_max_pool)
+        first, second, third = ((h[kind], data[kind].batch) for kind in self.types)
         pooled = [
-            pool(h[kind], data[kind].batch, data.num_graphs)
-            for pool, kind in zip(pools, self.types, strict=True)
+            global_mean_pool(*first, data.num_graphs),
+            global_max_pool(*second, data.num_graphs),
+            self.last(*third, dim_size=data.num_graphs),
         ]
         return self.head(torch.cat(pooled, 1))
 
@@ -131,7 +135,7 @@ class Layered(nn.Module):
         self.conv = HeteroConv(
             {
                 ("atom", "bonded", "atom"): GCNConv(WIDTH, WIDTH),
-                ("atom", "ends", "bond"): relation(SAGEConv),
+                ("atom", "ends", "bond"): GINConv(nn.Linear(WIDTH, WIDTH)),
                 ("bond", "joins", "atom"): relation(GATConv, add_self_loops=False),
                 ("atom", "within", "ring"): relation(SAGEConv, aggr="max"),
                 ("ring", "has", "atom"): relation(SAGEConv, aggr="std"),

@@ -144,8 +144,6 @@ def _select(
         assert select.ratio is not None
         keep_mask, order = _best(scores, batch, groups, select.ratio, nodes.mask)
         most, widest = _most(select.ratio, len(scores), groups, nodes.widest)
-    if context.free_sizes(keep_mask):
-        widest = max(1, int(scatter(keep_mask.long(), batch, 0, groups, "sum").max()))
     # And one row for padding.
     count = context.free_size(_rows_for(context, keep_mask, most) + 1, layer)
     # Kept nodes, in order, go to the front; the others write a row that is cut off.

@@ -128,4 +128,6 @@ def widest(context: BatchContext, index: Tensor) -> int:
         )
     if rows.counted == "node" and context.real is not None:
         return max(1, context.real.largest)
+    if context.free_sizes(index):
+        return max(1, int(torch.bincount(index[rows.mask], minlength=1).max()))
     return rows.widest
