@@ -57,9 +57,9 @@ def test_an_optimizer_of_another_model_is_told():
 @pytest.mark.parametrize("collated", [False, True])
 def test_a_warm_up_takes_what_a_step_takes(store, collated):
     model = Net()
-    plan = [(400, 900, 20)]
-    runner = sg.StaticGraphRunner(model, plan, "fused", loss=squared, optimizer=adam(model))
     graphs = [Data(x=store[n].x, edge_index=store[n].edge_index, y=store[n].y) for n in range(9)]
+    plan = sg.plan_stream(graphs, batch_size=9)
+    runner = sg.StaticGraphRunner(model, plan, "fused", loss=squared, optimizer=adam(model))
     runner.predict(graphs)
     runner.warmup(Batch.from_data_list(graphs) if collated else graphs)
     with no_recompile():

@@ -98,7 +98,7 @@ def new_graphs(
         graphs: a list of ``Data``, or a PyG dataset.
         plan: the model's plan; if its data had edges, each graph must say which edges it has.
         schema: the fields to expect; None reads them from the graphs, whose edges then keep their
-            order, as in a step of a list.
+            order if the plan was made for a list, as in steps.
         progress: whether to show the progress of :meth:`GraphStore.from_pyg`.
 
     Raises:
@@ -113,7 +113,7 @@ def new_graphs(
         schema=schema,
         edges=known,
         progress=progress,
-        keep_order=schema is None,
+        keep_order=schema is None and isinstance(plan.source(), list),
     )
 
 
