@@ -32,8 +32,6 @@ WIDTH = 4
 # Tries in a row for one batch before the next one gets its turn, and turns for all batches.
 TRIES = 20
 SWEEPS = 40
-# The most tries for one batch in total.
-BUDGET = 1000
 # Turns for all batches without progress after which the repair gives up.
 PATIENCE = 4
 # The most components for which loops are unrolled: nodes, edges, and one more.
@@ -57,7 +55,12 @@ def excess_of(load: np.ndarray, batch: int, limits: Limits) -> float:
 
 
 def repair(
-    order: IntArray, sizes: IntArray, bounds: IntArray, limits: Sequence[int], seed: np.uint64
+    order: IntArray,
+    sizes: IntArray,
+    bounds: IntArray,
+    limits: Sequence[int],
+    seed: np.uint64,
+    tries: int = SWEEPS * TRIES,
 ) -> tuple[int, int, int]:
     """Swaps graphs between batches, in place, until each batch fits.
 
@@ -67,6 +70,7 @@ def repair(
         bounds: ``[K + 1]`` where each batch begins and ends; none is empty.
         limits: ``C`` numbers, the most that a batch may hold of each component.
         seed: of the probes.
+        tries: the most per batch, on average.
 
     Returns:
         Batches initially over a limit, swaps made, and batches still over a limit.
@@ -75,7 +79,7 @@ def repair(
     # long, since each length would be compiled separately, for seconds.
     exact = tuple(float(limit) for limit in limits)
     numbers = exact if len(exact) <= UNROLLED else np.array(exact)
-    return _repair(order, sizes, bounds, numbers, seed)
+    return _repair(order, sizes, bounds, numbers, seed, tries)
 
 
 @loop
@@ -85,31 +89,32 @@ def _repair(
     bounds: IntArray,
     limits: Limits,
     seed: np.uint64,
+    tries: int,
 ) -> tuple[int, int, int]:
     batches = len(bounds) - 1
     width = len(limits)
     load = np.zeros((batches, width))
     local = np.empty((len(order), width))
     # A batch with a graph that exceeds a limit by itself cannot be repaired, only placed elsewhere.
-    tries_left = np.full(batches, BUDGET, np.int64)
+    hopeless = np.zeros(batches, np.bool_)
     for b in range(batches):
         for k in range(bounds[b], bounds[b + 1]):
             for c in range(width):
                 local[k, c] = sizes[order[k], c]
                 load[b, c] += local[k, c]
                 if local[k, c] > limits[c]:
-                    tries_left[b] = 0
+                    hopeless[b] = True
     over_at_first = _count_over(load, limits)
     over, stuck, swaps = over_at_first, 0, 0
-    counter = seed
+    counter, left = seed, tries * batches
     for _ in range(SWEEPS):
-        if over == 0 or batches < 2 or stuck > PATIENCE:
+        if over == 0 or batches < 2 or stuck > PATIENCE or left == 0:
             break
         for b in range(batches):
-            for _ in range(min(TRIES, tries_left[b])):
-                if excess_of(load, b, limits) == 0:
+            for _ in range(min(TRIES, left)):
+                if hopeless[b] or excess_of(load, b, limits) == 0:
                     break
-                tries_left[b] -= 1
+                left -= 1
                 counter += STEP
                 partner = _roomiest(load, b, limits, counter)
                 counter += STEP * np.uint64(PROBES)

@@ -24,12 +24,13 @@ from staticgraph.sizes.whole_numbers import IntArray
 MIN_GRAPHS = 5
 # With more graphs, this many are packed and the result repeated, and the rest is packed separately.
 AT_ONCE = 10_000
-# A graph with more than this share of a limit keeps the pack that was filled around it.
+# A graph with more than this share of a limit at first keeps the pack that was filled around it.
 GIANT = 0.25
+# The most swaps tried per pack, on average: a success takes 10 and seldom 30, a failure up to 800.
+TRIES = 40
 # The search for fewer packs ends within this share of the best.
 RESOLUTION = 0.0005
-# It tries this share of the way from the best to the bound: a success takes a millisecond or two, a
-# failure ten to thirty, and longer the nearer it is to the bound.
+# It tries this share of the way from the best to the bound: a failure takes longer than a success.
 STRIDE = 0.25
 
 
@@ -58,7 +59,7 @@ def pack_by_swaps(
     key = stream_of(0, packs)
     shuffle(order, key)
     bounds = even_bounds(total, packs)
-    left = repair(order, histogram.sizes, bounds, limits.tolist(), key)[2]
+    left = repair(order, histogram.sizes, bounds, limits.tolist(), key, TRIES)[2]
     return None if left else as_packing(histogram, limits, max_graphs, order, bounds)
 
 
@@ -90,26 +91,26 @@ def _repeated(
 def fewer_by_swaps(best: Packing) -> Packing:
     """A packing with fewer packs than ``best`` where swaps find one, else ``best``.
 
-    Packs that are opened by a graph of more than :data:`GIANT` of a limit stay as they are: they
-    cannot hold as many graphs as the others, so an even deal would never fit them.
+    At first, packs that are opened by a graph of more than :data:`GIANT` of a limit stay as they
+    are: with few graphs per pack they cannot hold as many as the others, and an even deal would
+    never fit them. With many it does, and better than they were filled, so then all are dealt.
     """
     histogram, limits = best.histogram, best.limits
     if histogram.num_graphs < MIN_GRAPHS * best.num_packs:
         return best
     opened_by = histogram.sizes[best.types[best.starts[:-1]]]
     giant = np.asarray((opened_by > GIANT * limits).any(axis=1))
-    giant_packs = replace(best.with_counts(best.counts * giant), method="fill and swap")
-    rest, rows = part_of(histogram, histogram.counts - giant_packs.placed)
-    if not len(rows):
-        return best
-    least = volume_bound(rest, limits, best.max_graphs)
-    most = best.num_packs - giant_packs.num_packs
-    while most - least > RESOLUTION * most:
-        middle = most - max(1, int(STRIDE * (most - least)))
-        packing = pack_by_swaps(rest, limits, middle, max_graphs=best.max_graphs)
-        if packing is None:
-            break
-        best, most = giant_packs.join(packing, rows), middle
+    giants, nothing = best.with_counts(best.counts * giant), best.with_counts(best.counts * 0)
+    for kept in (giants, nothing) if giant.any() else (nothing,):
+        rest, rows = part_of(histogram, histogram.counts - kept.placed)
+        least = volume_bound(rest, limits, best.max_graphs)
+        most = best.num_packs - kept.num_packs
+        while most - least > RESOLUTION * most:
+            middle = most - max(1, int(STRIDE * (most - least)))
+            packing = pack_by_swaps(rest, limits, middle, max_graphs=best.max_graphs)
+            if packing is None:
+                break
+            best, most = replace(kept.join(packing, rows), method="fill and swap"), middle
     return best
 
 
