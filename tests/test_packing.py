@@ -42,18 +42,10 @@ def test_packs_at_the_limits_of_the_paper():
     assert molpcba.num_packs == molpcba.volume_bound == 30529
 
 
-@pytest.mark.parametrize(
-    ("name", "graphs", "packs"),
-    [
-        ("tu_COLLAB", 5, 1_090),
-        ("ogbg-molpcba_train", 10, 35_080),
-    ],
-)
-def test_places_for_graphs_run_out_with_the_nodes(name, graphs, packs):
+def test_places_for_graphs_run_out_with_the_nodes():
     """Near the bound when graphs per pack and nodes are both scarce, with few graphs per pack."""
-    histogram = load(name)
-    packing = pack_histogram(histogram, histogram.maxima, max_graphs=graphs)
-    assert packing.num_packs <= packs
+    histogram = load("ogbg-molpcba_train")
+    assert pack_histogram(histogram, histogram.maxima, max_graphs=10).num_packs <= 35_080
 
 
 def test_many_graphs_a_pack_are_dealt_around_the_large_ones():

@@ -99,7 +99,7 @@ def fewer_by_swaps(best: Packing) -> Packing:
     if histogram.num_graphs < MIN_GRAPHS * best.num_packs:
         return best
     opened_by = histogram.sizes[best.types[best.starts[:-1]]]
-    giant = np.asarray((opened_by > GIANT * limits).any(axis=1))
+    giant = (opened_by > GIANT * limits).any(axis=1)
     giants, nothing = best.with_counts(best.counts * giant), best.with_counts(best.counts * 0)
     for kept in (giants, nothing) if giant.any() else (nothing,):
         rest, rows = part_of(histogram, histogram.counts - kept.placed)
