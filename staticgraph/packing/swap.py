@@ -27,7 +27,7 @@ AT_ONCE = 10_000
 # A graph with more than this share of a limit at first keeps the pack that was filled around it.
 GIANT = 0.25
 # The most swaps tried per pack, on average: a success takes 10 and seldom 30, a failure up to 800.
-TRIES = 40
+TRIES = 60
 # The search for fewer packs ends within this share of the best.
 RESOLUTION = 0.0005
 # It tries this share of the way from the best to the bound: a failure takes longer than a success.
