@@ -183,13 +183,16 @@ def _terms(
 ) -> tuple[LossTerms, Sequence[str]]:
     """Returns the loss terms, and the float fields that the loss read.
 
-    Only a field that is unchanged since the model received it can be a label.
+    Only a field that is unchanged since the model received it can be a label; one that the loss may
+    differentiate by is none.
     """
     arrays, came = batch.tensors(), received.tensors()
     floats = [
         field.name
         for field in batch.layout.schema.fields
-        if field.dtype.startswith("float") and arrays.get(field.name) is came[field.name]
+        if field.dtype.startswith("float")
+        and arrays.get(field.name) is came[field.name]
+        and not came[field.name].requires_grad
     ]
     fields = ReadFields(arrays, floats)
     terms = LossTerms.of(loss(out, batch.with_tensors(fields)))
