@@ -43,7 +43,7 @@ SIZES = {
     "staticgraph/runner": (19, 16464),  # loaders, warm-ups over graphs, a second look from nearby
     "staticgraph/serving": (10, 8307),  # connections that end, what is no runner
     "staticgraph/sizes": (6, 2891),  # graphs of one size, paths in a trace, graphs given as a plan
-    "staticgraph/steps": (29, 20243),  # which rows a field counts, a model captured whole beside a loss
+    "staticgraph/steps": (29, 20243),  # which rows a field counts, a model captured whole
     "staticgraph/store": (23, 21256),  # unknown devices named, and entries of a list
     "staticgraph/text": (6, 1711),  # work that is waited for and not shown
     "staticgraph/training": (15, 14392),  # pictures of plans, which the command line drew
