@@ -193,7 +193,7 @@ def draw_memory(memory: MemoryModel, title: str, budget: MemoryBudget | None = N
         axes.axhline(budget.max_bytes / MEBI, color=PINK, linestyle="--", label=cap)
     axes.set(xlabel="nodes of the capacity", ylabel="peak of a step, MiB")
     axes.set_title("points off the curve have other edges, graphs or M")
-    axes.legend()
+    axes.legend(loc="upper left")
     return figure
 
 
@@ -223,7 +223,7 @@ def draw_launches(report: DryRun) -> Figure:
         axes.text(total, place, f" {total}", va="center")
     axes.set(xlabel="launches")
     axes.invert_yaxis()
-    axes.legend()
+    axes.legend(loc="lower right")
     return figure
 
 
@@ -274,7 +274,7 @@ def draw_versus(report: VersusReport) -> Figure:
     low, high = right.get_ylim()
     least = 0.01 * max(abs(low), abs(high))  # rounding is no difference to look at
     right.set(xlabel="step", ylabel="loss", ylim=(min(low, high - least), max(high, low + least)))
-    right.legend()
+    right.legend(loc="upper right")
     right.set_title("losses of the first turn")
     return figure
 
@@ -317,7 +317,7 @@ def draw_plan(
             label = f"bucket {number}: {capacity.nodes:,} nodes, {capacity.edges:,} edges, "
             label += how_many(capacity.graphs, "graph")
             sizes.axvline(capacity.max_graph_nodes, color=f"C{number + 1}", label=label)
-        sizes.legend()
+        sizes.legend(loc="upper right")
     share = 100 * np.arange(1, len(filling) + 1) / len(filling)
     for values, name in zip(filling.T, ("nodes", "edges"), strict=True):
         label = f"{name}: {values.mean():.2%} on average"
@@ -338,5 +338,5 @@ def draw_costs(name: str, choices: list[SeveralChoice]) -> Figure:
     axes.set_ylim(0, None)
     axes.set_title("What several buckets save (square: the last that saves 5%)")
     axes.locator_params(axis="x", integer=True)
-    axes.legend()
+    axes.legend(loc="lower left")
     return figure
