@@ -317,7 +317,7 @@ def draw_plan(
             label = f"bucket {number}: {capacity.nodes:,} nodes, {capacity.edges:,} edges, "
             label += how_many(capacity.graphs, "graph")
             sizes.axvline(capacity.max_graph_nodes, color=f"C{number + 1}", label=label)
-        sizes.legend(loc="upper right")
+        sizes.legend(loc="upper left")
     share = 100 * np.arange(1, len(filling) + 1) / len(filling)
     for values, name in zip(filling.T, ("nodes", "edges"), strict=True):
         label = f"{name}: {values.mean():.2%} on average"
