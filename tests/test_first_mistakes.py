@@ -86,7 +86,7 @@ def test_other_things_are_named(store, plan):
     with pytest.raises(TypeError, match="a GraphStore is not a plan"):
         sg.StaticGraphRunner(model, store)
     with pytest.raises(TypeError, match=r"a Data is not a capacity, .* plan_stream"):
-        sg.StaticGraphRunner(model, list(store[:4]))  # pyright: ignore
+        sg.StaticGraphRunner(model, [Data()])  # pyright: ignore
     with pytest.raises(TypeError, match="a Net is no runner"):
         sg.Server(model)  # pyright: ignore
     with pytest.raises(TypeError, match=r"'plan\.json' is not a plan: BucketPlan\.load"):

@@ -26,7 +26,7 @@ MIN_GRAPHS = 5
 AT_ONCE = 10_000
 # A graph with more than this share of a limit at first keeps the pack that was filled around it.
 GIANT = 0.25
-# The most swaps tried per pack, on average: a success takes 10 and seldom 30, a failure up to 800.
+# The most swaps tried per pack, on average: a success takes fewer, a failure would take far more.
 TRIES = 60
 # The search for fewer packs ends within this share of the best.
 RESOLUTION = 0.0005

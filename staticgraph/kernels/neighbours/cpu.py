@@ -116,14 +116,14 @@ def _folder() -> Path | None:
     return folder
 
 
-def parts(program: Program, alone: bool, square: bool = True) -> list[tuple[bool, list[Result]]]:
+def parts(program: Program, alone: bool, square: bool) -> list[tuple[bool, list[Result]]]:
     """The loops of a program, each over the edges into a node or out of it, and their results.
 
     One thread alone adds to the rows of sources as it goes over the edges into each node, in the
     order in which several threads add up the edges out of each.
 
     Args:
-        program: has results.
+        program: any.
         alone: whether one thread runs it, over nodes of one kind.
         square: whether there are as many sources as targets.
     """

@@ -256,13 +256,9 @@ def _fact_of(leaf: Tensor, facts: dict[str, Tensor]) -> str | None:
     """Which array of a batch this is, marked to know its own sizes; None if it is none of them."""
     if isinstance(leaf, FakeTensor):
         return None
-    place = leaf.data_ptr(), leaf.shape, leaf.stride()
-    facts = {name: fact for name, fact in facts.items() if fact.dtype is leaf.dtype}
-    return next(
-        (
-            name
-            for name, fact in facts.items()
-            if place == (fact.data_ptr(), fact.shape, fact.stride())
-        ),
-        None,
-    )
+    names = (name for name, fact in facts.items() if _place(fact) == _place(leaf))
+    return next(names, None)
+
+
+def _place(array: Tensor) -> tuple[Any, ...]:
+    return array.data_ptr(), array.dtype, array.shape, array.stride()
