@@ -696,7 +696,6 @@ def test_batches_keep_their_size_where_every_phase_runs_in_eager(times):
     if times is quick:
         assert ways == {"eval": "eager", "step": "eager"}
         assert padder(GRAPHS[:15]).num_nodes == sum(graph.num_nodes for graph in GRAPHS[:15]) + 1
-        assert "3 ran in eager at their own size" in str(runner.report())
     else:
         assert ways == {"eval": "fused", "step": "eager"}
         assert padder(GRAPHS[:15]).num_nodes == 101

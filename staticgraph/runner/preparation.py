@@ -262,7 +262,9 @@ class Preparation:
         started = time.perf_counter()
         self.cold_s = None if cache is None else compile_cache.load(cache, device)
         self._steps.close()
-        self._steps.compiled.warmed_up = False  # what a second warm-up compiles is not late
+        # A second warm-up compiles anew, since the model may have changed, and not late.
+        self._steps.compiled.warmed_up = False
+        self._steps.compiled.forget(works={"step" if p == "step" else "forward" for p in phases})
         self._commit_gradients(phases)
         prepare = partial(self.prepare, schema=schema, example=example)
         with (
@@ -414,7 +416,8 @@ class Preparation:
         """Frees recordings and compiled functions, torch's graph trees included."""
         self.forget()
         self._steps.close()
-        self._steps.compiled.clear()
+        self._steps.compiled.warmed_up = False
+        self._steps.compiled.forget()
         self._recorded_whole.clear()
         if self._steps.mode.recording:
             drop_recordings(self._device)

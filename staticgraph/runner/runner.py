@@ -427,15 +427,13 @@ class StaticGraphRunner(Inference):
         return self
 
     def close(self) -> None:
-        """Frees the recordings of ``cuda-graph``, all together.
+        """Frees all recordings and compiled steps.
 
-        The runner then needs another :meth:`warmup`; other modes have nothing to free. With several
-        ranks over NCCL, call it before ``dist.destroy_process_group()``, which waits for graphs
-        that contain its collectives.
+        The runner then needs another :meth:`warmup`. With several ranks over NCCL, call it before
+        ``dist.destroy_process_group()``, which waits for graphs that contain its collectives.
         """
         with self._turns.whole:
-            self.steps.close()
-            self.preparation.forget()
+            self.preparation.tear_down()
 
     # ------------------------------------------------------------------ reporting
 

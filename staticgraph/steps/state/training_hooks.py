@@ -79,7 +79,7 @@ class HeardHooks:
                     f"a {kind.strip('_').removesuffix('s').replace('_', ' ')} of "
                     f"{path or 'the model'} came or went since its steps were compiled, which "
                     "would have to be compiled again: register hooks before warmup() and the "
-                    "first step, make a new runner, or use mode='eager'"
+                    "first step, call warmup() again, or use mode='eager'"
                 )
         self._hooks_made = RemovableHandle.next_id
 

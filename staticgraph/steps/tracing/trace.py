@@ -191,7 +191,7 @@ _DERIVED = (
 # The advice of a compiled step that met another value than it was traced with.
 KEEP_IN_TENSORS = (
     "Keep a number that changes between steps in a tensor, and write to it in place "
-    "(tensor.fill_(value)); change other things before warmup(), or make a new runner; or use "
+    "(tensor.fill_(value)); call warmup() again after a change of anything else; or use "
     "mode='eager'"
 )
 # Messages of torch about a number or a size that is data.
