@@ -446,13 +446,9 @@ class RecordableOptimizer:
         Reads nothing from the device, which may refuse after a failed capture.
         """
         self._hook.remove()
-        for group, initial, rate, version in zip(
-            self._optimizer.param_groups,
-            self._initial,
-            self._rates,
-            self._versions,
-            strict=True,
-        ):
+        groups = self._optimizer.param_groups  # perhaps more than there were
+        kept = zip(groups, self._initial, self._rates, self._versions, strict=False)
+        for group, initial, rate, version in kept:
             unchanged = group["lr"] is rate and version_of(rate) == version
             if unchanged and not isinstance(initial, Tensor):
                 group["lr"] = initial
