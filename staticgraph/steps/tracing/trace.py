@@ -213,7 +213,10 @@ _SETTINGS = {
 }
 _SETTING = re.compile(r"GLOBAL_STATE changed: (\w+)")
 # The value of the model that a guard compares, and the line that reads it.
-_GUARD = re.compile(r"- \d+/\d+: run\.__self__\._(?P<guard>model\..+?) +# (?P<line>.+?) +# ")
+_GUARD = re.compile(
+    r"- \d+/\d+: (?:___check_\w+\()?run\.__self__\._(?P<guard>model\..+?)(?:, \d+\).*?)? +"
+    r"# (?P<line>.+?) +# "
+)
 _FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+)')
 
 
@@ -319,7 +322,9 @@ def failed_guard(changed: str) -> str | None:
     guard = _GUARD.search(changed)
     if guard is None:
         return None
-    return f"{guard['guard'].strip()} no longer holds ({guard['line'].strip()!r} reads it)"
+    what = guard["guard"].strip()
+    changed = "no longer holds" if " " in what else "is another"
+    return f"{what} {changed} ({guard['line'].strip()!r} reads it)"
 
 
 def of_setting(changed: str) -> str | None:
