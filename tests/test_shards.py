@@ -123,15 +123,6 @@ def test_nodes_of_several_types_and_objects(tmp_path):
     )
 
 
-def test_parts_with_other_strings_are_refused(tmp_path):
-    graphs = graphs_of(4)
-    graphs[0].smiles = graphs[1].smiles = "C"
-    with StoreWriter(tmp_path / "s", part_graphs=2, shard=0, levels=LEVELS) as writer:
-        writer.extend(graphs)
-    with pytest.raises(BadGraph, match=r"part 1 .*objects \[\] .* part 0 has \['smiles'\]"):
-        StoreWriter(tmp_path / "s").finish()
-
-
 @pytest.fixture
 def listed(tmp_path) -> Path:
     """Thirty graphs in three shards, with a list of the shards."""

@@ -40,11 +40,11 @@ SIZES = {
     "staticgraph/probing": (8, 4641),  # what is held out is not fitted
     "staticgraph/recording": (11, 8715),  # the optimizer's moved in, what is carried over
     "staticgraph/rewrites": (41, 32799),  # any message over any edges, casts that ask for rounding
-    "staticgraph/runner": (19, 16464),  # loaders, warm-ups over graphs, a second look from nearby
+    "staticgraph/runner": (19, 16466),  # loaders, warm-ups over graphs, buckets known before a step
     "staticgraph/serving": (10, 8307),  # connections that end, what is no runner
     "staticgraph/sizes": (6, 2891),  # graphs of one size, paths in a trace, graphs given as a plan
-    "staticgraph/steps": (29, 20234),  # which rows a field counts, a model captured whole
-    "staticgraph/store": (23, 21256),  # unknown devices named, and entries of a list
+    "staticgraph/steps": (29, 20246),  # a model captured whole, ranks that run apart together
+    "staticgraph/store": (23, 21283),  # unknown devices named, strings that a part lacks
     "staticgraph/text": (6, 1711),  # work that is waited for and not shown
     "staticgraph/training": (15, 14402),  # legends in their places
     "tests": (247, 217808),  # one test per mended fault, cases that are always kept

@@ -104,6 +104,7 @@ def test_cardinality_is_what_an_embedding_needs(esol):
     with np.load(EXAMPLES / "esol.npz") as raw:
         expected = tuple(int(row.max()) + 1 for row in raw["atom_feat"])
     assert esol.cardinality("x") == expected
+    assert GraphStore.zeros(esol.schema).cardinality("edge_attr") == (1, 1, 1), "without edges"
 
 
 # ---------------------------------------------------------------------- compact columns

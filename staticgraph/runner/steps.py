@@ -93,7 +93,7 @@ class Steps:
         self._way = mode.name
         self._copies_loss = mode.recording  # torch's graph trees write it to one address
         self.ways: dict[tuple[int, str], str] = {}
-        self.computation: Computation = Computation(subject)
+        self.computation: Computation = Computation(subject, plan.capacities)
         self.computation.shared = ranks is not None
         self.fused: bool = mode.fused
         self._may_rewrite = execution.tries_fused or self.fused or self.computation.context.kernels

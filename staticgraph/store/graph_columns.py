@@ -333,11 +333,10 @@ class GraphColumns:
         These are the numbers of rows that embedding tables need: ``(119, 4, ...)`` for OGB's atom
         features.
         """
-        column = self.column(name)
-        column = column.reshape(len(column), -1)
+        column, width = self.column(name), self.schema[name].width
         if not len(column):
-            return (1,) * column.shape[1]
-        return tuple(int(value) + 1 for value in column.max(axis=0))
+            return (1,) * width
+        return tuple(int(value) + 1 for value in column.reshape(-1, width).max(axis=0))
 
     def held(self, ids: IntArray, pointers: bool = True) -> tuple[GraphColumns, IntArray]:
         """Returns the store that a batch of these graphs is copied from, and their positions in it.

@@ -14,7 +14,7 @@ next rows are known, the system is advised to fetch them together in the backgro
 from __future__ import annotations
 
 import mmap
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 from typing import Any
@@ -56,17 +56,18 @@ class Survey:
         arrays: dict[str, list[tuple[np.dtype, tuple[int, ...]]]] = {}
         sizes: list[Array] = []
         splits: list[dict[str, IntArray]] = []
-        starts, objects = [0], list[str]()
+        starts, objects = [0], set[str]()
         for number, part in enumerate(parts):
             store = part()
             if not number:
                 self.schema: Schema = store.schema
-                objects = sorted(store.objects)
+                objects = set(store.objects)
             require_same_fields(
                 self.schema,
                 store.schema,
                 ("part 0", f"part {number} of the store"),
                 lambda field: (field.layout, field.classes),
+                objects.symmetric_difference(store.objects),
             )
             self.schema = replace(
                 self.schema,
@@ -76,12 +77,6 @@ class Survey:
                 ),
                 molecules=self.schema.molecules and store.schema.molecules,
             )
-            if objects != sorted(store.objects):
-                raise BadGraph(
-                    f"part {number} of the store has the objects {sorted(store.objects)} on the "
-                    f"host, part 0 has {objects}: give every graph the same fields, or leave "
-                    "one out with exclude=[...]"
-                )
             for name, array in _arrays_of(store).items():
                 arrays.setdefault(name, []).append((array.dtype, array.shape))
             sizes.append(store.narrow_sizes)
@@ -259,14 +254,14 @@ def read_ahead(store: GraphColumns, first: int, last: int) -> int:
 
 
 def _advise(array: Array, rows: slice) -> int:
-    if not isinstance(array, np.memmap) or not len(array) or not hasattr(mmap, "MADV_WILLNEED"):
+    if not isinstance(array, np.memmap) or rows.stop <= rows.start:
         return 0
     mapping = array._mmap  # type: ignore[attr-defined]  # NumPy's mapping has no public name
+    if mapping is None:  # an unpickled array is in memory
+        return 0
     row_bytes = array.nbytes // len(array)
     begin = array.offset % mmap.ALLOCATIONGRANULARITY + rows.start * row_bytes
     length = (rows.stop - rows.start) * row_bytes
-    if length <= 0:
-        return 0
     page = begin // mmap.PAGESIZE * mmap.PAGESIZE
     mapping.madvise(mmap.MADV_WILLNEED, page, begin + length - page)
     return length
@@ -296,11 +291,16 @@ def _common(dtypes: set[np.dtype]) -> np.dtype:
 
 
 def require_same_fields(
-    first: Schema, other: Schema, names: tuple[str, str], meaning: Callable[[Field], object]
+    first: Schema,
+    other: Schema,
+    names: tuple[str, str],
+    meaning: Callable[[Field], object],
+    objects: Iterable[str],
 ) -> None:
     """Checks that two schemas have the same fields and axes, and agree on the order of edges.
 
-    ``meaning`` returns what must be equal of a field; ``names`` say for messages what has them.
+    ``meaning`` returns what must be equal of a field; ``names`` say for messages what has them;
+    ``objects`` are those that only one of the two has on the host.
 
     Raises:
         BadGraph: if they differ; the message names a field.
@@ -311,7 +311,7 @@ def require_same_fields(
             f"the order of edges is kept in {ordered} and not in {lost}: give keep_order=True for "
             "all, or for none"
         )
-    differing: list[str] = []
+    differing = [f"{name!r} has values on the host in one alone" for name in sorted(objects)]
     ours, theirs = ({field.name: field for field in each} for each in (first, other))
     for name in sorted({*ours, *theirs}):
         pair = ours.get(name), theirs.get(name)

@@ -108,8 +108,10 @@ class StoreWriter:
         self._number = len(stores)
         self.committed: int = sum(len(store) for store in stores)
         self.schema: Schema | None = None
+        self._on_host: set[str] | None = None
         if stores:
             self._expect(stores[0].schema)
+            self._on_host = set(stores[0].objects)
         elif schema is not None:
             self._expect(replace(schema, keep_order=keep_order or schema.keep_order))
 
@@ -184,11 +186,13 @@ class StoreWriter:
         if self._keep_order:
             store = store.in_first_order()
         last = self.committed + len(store) - 1
+        objects = set(store.objects)
         require_same_fields(
             self.schema or self._expect(store.schema),
             store.schema,
             ("those before", f"graphs {self.committed} to {last} of {self._name}"),
             lambda field: field.layout,
+            set() if self._on_host is None else self._on_host ^ objects,
         )
         if self._shard is not None and not self._unfinished.exists():
             self._parts.mkdir(parents=True, exist_ok=True)
@@ -196,6 +200,7 @@ class StoreWriter:
             self._empty.unlink(missing_ok=True)
         store.verify()
         save(store.with_splits(), self._parts / f"{self._shard or 0:05d}-{self._number:07d}")
+        self._on_host = objects
         self._number += 1
         self.committed += len(store)
 

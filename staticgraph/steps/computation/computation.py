@@ -16,8 +16,9 @@ everything that is recorded.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
+from itertools import chain
 from typing import Any
 
 import torch
@@ -39,6 +40,7 @@ from staticgraph.nn.norm.batch_norm import flag_single_rows, single_row
 from staticgraph.nn.refused_layers import refused_options
 from staticgraph.nn.utils.own_sizes import note_counts, with_own_sizes
 from staticgraph.schema import COUNTS, POINTERS, Level
+from staticgraph.sizes.capacity import Capacity
 from staticgraph.steps.computation.model_call import (
     Path,
     Provenance,
@@ -51,7 +53,7 @@ from staticgraph.steps.computation.model_call import (
     zero_padding,
 )
 from staticgraph.steps.computation.model_setup import Subject, name_of
-from staticgraph.steps.computation.provenance import run_elsewhere
+from staticgraph.steps.computation.provenance import run_elsewhere, sizes_in
 from staticgraph.steps.loss.mean_loss import LossTerms, mean_loss, share_of_loss
 from staticgraph.steps.state.training_hooks import HeardHooks
 from staticgraph.steps.state.training_state import untouched
@@ -98,6 +100,8 @@ class Computation:
     Args:
         subject: its model is converted in place; the fields that it takes derivatives by are
             differentiable in evaluation too, although gradients are disabled around it.
+        capacities: buckets that batches will have, so that no separate run shares a size with one
+            and must be repeated: with several ranks, on the ranks alone whose batches have it.
 
     Attributes:
         precision: the precision that it runs in.
@@ -112,12 +116,13 @@ class Computation:
         NotStatic: a layer would keep the first batch's normalisation.
     """
 
-    def __init__(self, subject: Subject) -> None:
+    def __init__(self, subject: Subject, capacities: Iterable[Capacity] = ()) -> None:
         model = subject.model
         self._rows = dict(subject.rows or {})
         self._known: dict[bool, Provenance] = {}  # training flag -> what is known
         self.shared = False
-        self._sizes: frozenset[int] = frozenset()  # of all buckets seen so far
+        # Of these buckets, and of all seen so far.
+        self._sizes: frozenset[int] = frozenset(chain.from_iterable(map(sizes_in, capacities)))
         self._own_sizes = False  # whether the model reads sizes off the batch's own indices
         self.optional: tuple[str, ...] | None = None if subject.forward is None else ()
         self._model = model

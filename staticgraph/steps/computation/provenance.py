@@ -85,7 +85,7 @@ def run_elsewhere(
     unknown = noted.unknown
     if unknown and ran:
         # A size made up of the batch's, such as edges plus self-loops, differs in another bucket.
-        further = {size + more for size in _sizes(capacity) for more in range(STEP)}
+        further = {size + more for size in sizes_in(capacity) for more in range(STEP)}
         again = StaticBatch.blank(
             SlotLayout(
                 layout.bucket,
@@ -110,7 +110,7 @@ def run_elsewhere(
             for size, layer in unknown.items()
         },
         ran=ran,
-        sizes=frozenset(_sizes(capacity)),
+        sizes=frozenset(sizes_in(capacity)),
     )
 
 
@@ -149,7 +149,7 @@ def _loss_level(
 def other_capacity(layout: SlotLayout, used: frozenset[int] = frozenset()) -> Capacity:
     """Returns a small bucket for the same data that shares no size with a layout nor ``used``."""
     capacity = layout.capacity
-    sizes = set(_sizes(capacity)) | used
+    sizes = set(sizes_in(capacity)) | used
     graphs = _free(3, sizes)
     each, rest = divmod(capacity.nodes, capacity.graphs)
     if rest or each == 1:
@@ -186,7 +186,8 @@ def _free(at_least: int, taken: set[int], step: int = 1) -> int:
     return at_least
 
 
-def _sizes(capacity: Capacity) -> list[int]:
+def sizes_in(capacity: Capacity) -> list[int]:
+    """The numbers of rows in a bucket, of every level."""
     return [capacity.nodes, capacity.edges, capacity.graphs, *(n for _, n in capacity.extra)]
 
 
