@@ -26,11 +26,11 @@ SIZES = {
     "staticgraph/datasets": (10, 6466),  # convert refuses before it converts
     "staticgraph/distributed": (5, 2877),  # ranks agree on a capacity
     "staticgraph/dryrun": (16, 9736),  # torch's assembler, launches between two kinds
-    "staticgraph/epochs": (7, 6062),  # torch's samplers, compared between ranks, draws named
+    "staticgraph/epochs": (7, 6137),  # torch's samplers, draws named, order kept over buckets
     "staticgraph/files": (12, 3228),  # what was written, for stores and large graphs alike
     "staticgraph/internals": (8, 1876),  # sound loops of Inductor, checkpoints seen
     "staticgraph/kernels": (57, 46000),  # any message over any edges, oneDNN's products on a CPU
-    "staticgraph/lightning": (4, 1957),  # own loaders, its own backward, predictions in order
+    "staticgraph/lightning": (4, 1991),  # own loaders, predictions in order, fits that go on
     "staticgraph/memory": (5, 3631),  # models of other versions are refused
     "staticgraph/models": (5, 1413),  # typed graphs refused by name
     "staticgraph/nn": (43, 21849),  # fitted searches, graphs of edges, rows behind a pool

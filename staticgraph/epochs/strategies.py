@@ -183,14 +183,21 @@ def _halved(
 def streamed_epoch(
     order: IntArray, sizes: IntArray, capacities: Sequence[Capacity], window: int
 ) -> EpochBatches:
-    """Packs as many graphs as fit, with one stream per bucket over the graphs whose home it is."""
+    """Packs as many graphs as fit, with one stream per bucket over the graphs whose home it is.
+    With a window of 1, one per run of them: batches keep the order."""
     parts = []
     at_home = homes(sizes[order], capacities)
-    for home, capacity in enumerate(capacities):
-        positions = np.flatnonzero(at_home == home)
+    if window == 1 and len(order):
+        largest = homes(sizes[order].max(axis=0, keepdims=True), capacities)
+        at_home = np.where(largest < 0, at_home, largest)
+        streams = np.split(np.arange(len(order)), np.flatnonzero(np.diff(at_home)) + 1)
+    else:
+        streams = [np.flatnonzero(at_home == home) for home in range(len(capacities))]
+    for positions in streams:
         if not len(positions):
             continue
-        arrivals = order[positions]
+        home = int(at_home[positions[0]])
+        arrivals, capacity = order[positions], capacities[home]
         packs, _ = stream_kernel(
             sizes,
             arrivals,

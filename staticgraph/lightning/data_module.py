@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -20,7 +21,18 @@ _NAMES = {"val": ("val", "valid", "validation"), "train": ("train", "training")}
 
 
 class ResumingLoader(StaticLoader):
-    """A loader whose state Lightning keeps in its checkpoints."""
+    """A loader whose state Lightning keeps in its checkpoints, and to whose sampler it tells the
+    epoch: after a finished one it does not load the state."""
+
+    @property
+    def batch_sampler(self) -> SimpleNamespace:
+        """Has this loader as its sampler, whose ``set_epoch`` Lightning calls."""
+        return SimpleNamespace(sampler=self)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Like :class:`StaticLoader`'s, but leaves a loaded position in this epoch."""
+        if not (self._resumed and epoch == self.epoch):
+            super().set_epoch(epoch)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Like :class:`StaticLoader`'s, but moves to the next epoch after an epoch's last batch."""
