@@ -23,6 +23,7 @@ from collections.abc import Callable
 from threading import Lock
 
 import torch
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from staticgraph.batches.batch.batch_arrays import looked_in_epoch
 from staticgraph.batches.batch.static_batch import StaticBatch
@@ -333,6 +334,10 @@ def _graphs_in(batch: StaticBatch) -> int:
 
 # What to do, depending on the cause; the last two are added if it was plain PyG that differs.
 LAYERS = "Reduce over each graph with a pool and the batch vector, or mask with batch.node_mask"
+NORMS = (
+    "A norm that calls F.batch_norm itself counts padding rows: derive it from "
+    "torch.nn.BatchNorm1d, and leave the forward to that"
+)
 LOSSES = (
     "In a loss, sg.masked_mean(values, batch) is the mean of rows, and batch.graph_mask "
     "(node_mask, edge_mask) leaves padding out of anything else; a BatchNorm that the loss alone "
@@ -382,8 +387,9 @@ def leak_of(
         named = "no layer does it: look at the loss, and at the function that calls the model"
         remedy = LOSSES
     elif path:
-        kind = type(model.get_submodule(path)).__name__
-        named = f"the first to differ is {path!r} ({kind})"
+        layer = model.get_submodule(path)
+        named = f"the first to differ is {path!r} ({type(layer).__name__})"
+        remedy = NORMS if isinstance(layer, _BatchNorm) else LAYERS
     else:
         named = f"none does it: it is the forward of {type(model).__name__}"
     named += f", at {where}: {line}" if where else ""

@@ -102,7 +102,20 @@ def plain_batch(batch: StaticBatch) -> PlainBatch:
                 data[f"{level}_mask"] = torch.ones(rows, dtype=torch.bool, device=batch.device)
             if f"num_real_{level}s" not in data:
                 data[f"num_real_{level}s"] = torch.tensor(rows, device=batch.device)
+    own = {entry.name for entry in batch.layout.entries}
+    for name in [*batch.keys()]:
+        if name not in own and name not in data:
+            data[name] = _real_rows(batch, getattr(batch, name))
     return PlainBatch(data)
+
+
+def _real_rows(batch: StaticBatch, value: Any) -> Any:
+    """Returns the real rows of what was set on a batch; itself if it has none of the batch's."""
+    if isinstance(value, Tensor):
+        for level, rows in batch.layout.rows.items():
+            if value.shape[:1] == (rows,):
+                return value[: batch.real_counts.of(level)]
+    return value
 
 
 def _followed(schema: Schema) -> list[str]:

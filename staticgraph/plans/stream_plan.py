@@ -143,12 +143,12 @@ def plan_stream(
 
 def _examples(source: Any, batch_size: int) -> Callable[[], Any]:
     """Returns what finds graphs for a warm-up: the store, while it exists, or a batch of graphs."""
-    if hasattr(source, "schema"):
-        return weakref.ref(source)
-    if not lists_graphs(source):
+    stored = hasattr(source, "schema")
+    if not stored and not lists_graphs(source):
         return type(None)
     first = [source[n] for n in range(min(batch_size, len(source)))]
-    return lambda: first
+    store = weakref.ref(source) if stored else type(None)
+    return lambda: first if (living := store()) is None else living
 
 
 def _drawn(

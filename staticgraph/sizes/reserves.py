@@ -28,13 +28,14 @@ def with_reserves(capacity: Capacity, schema: Schema | None) -> Capacity:
 
 
 def with_pairs(capacity: Capacity, schema: Schema | None) -> Capacity:
-    """Makes the number of edges even where they keep their order, for models that read pairs."""
-    if schema is None or not schema.keep_order or schema.hetero or capacity.edges % 2 == 0:
+    """Makes the numbers of edges, and of rows of further kinds, even where they keep their order,
+    for models that read pairs."""
+    if schema is None or not schema.keep_order or schema.hetero:
         return capacity
-    edges = capacity.edges + 1
-    while edges in (capacity.nodes, capacity.graphs, *dict(capacity.extra).values()):
-        edges += 2
-    return replace(capacity, edges=edges)
+    rows, used = {"": capacity.edges, **dict(capacity.extra)}, {capacity.nodes, capacity.graphs}
+    for name, count in rows.items():
+        rows[name] = _raised(count + count % 2, used, step=2)
+    return replace(capacity, edges=rows.pop(""), extra=tuple(rows.items()))
 
 
 def _reserved(capacity: Capacity, schema: Schema) -> Capacity:
@@ -92,11 +93,11 @@ def in_form_of(capacity: Capacity, planned: Capacity) -> Capacity:
     return of_equal_graphs(capacity, each) if fits else capacity
 
 
-def _raised(rows: int, used: set[int], others: int = 0) -> int:
+def _raised(rows: int, used: set[int], others: int = 0, step: int = 1) -> int:
     """The first number from ``rows`` upwards that is not taken and whose sum with ``others`` is not
-    taken; both are then marked as taken. Both grow by one per try, so the search terminates."""
+    taken; both are then marked as taken. Both grow with each try, so the search terminates."""
     while rows in used or rows + others in used:
-        rows += 1
+        rows += step
     used.update((rows, rows + others))
     return rows
 

@@ -9,7 +9,8 @@ marked too, so that code which broadcasts it first (torch_scatter) works; anythi
 from it is a plain tensor.
 
 A field that counts the rows of each graph (``torch.repeat_interleave(x, batch.num_atoms)``) leaves
-out padding; its counts are completed by those of padding graphs, and the size is the bucket's.
+out padding; its counts are completed by those of padding graphs, and the size is the bucket's, as
+is that of ``batch.num_atoms.sum().item()``.
 
 The graph boundaries ``(batch[1:] - batch[:-1]).nonzero()`` are taken from ``ptr``: one row for each
 graph but the first.
@@ -46,6 +47,7 @@ _OF_SIZES = {
     Tensor.new_zeros, Tensor.new_ones, Tensor.new_empty, Tensor.new_full,
     Tensor.expand, Tensor.view, Tensor.reshape,
 }  # fmt: skip
+_TOTALS = {Tensor.sum, torch.sum}
 _REPEATS = {Tensor.repeat_interleave, torch.repeat_interleave}
 _IN_PLACE = {Tensor.add_, Tensor.sub_, Tensor.mul_}  # also ``n += 1``
 _SUMS = {Tensor.add, Tensor.__add__, Tensor.__radd__, torch.add}
@@ -214,8 +216,9 @@ class _Ends(Tensor):
         if func in _LARGEST and len(args) == 1 and not kwargs:
             return marked(out, cls.last)
         if func is Tensor.__getitem__:
-            if type(args[1]) is int and out.dim() == 1:
-                return marked(out, cls.source if args[1] in (0, -2) else cls.target)
+            end = _end(args[1])
+            if type(end) is int and out.dim() == 1:
+                return marked(out, cls.source if end in (0, -2) else cls.target)
             return out
         if func in (Tensor.unbind, torch.unbind, Tensor.__iter__):
             source, target = out
@@ -245,6 +248,9 @@ class _Counts(Tensor):
                     kwargs["repeats"] = counts
                 return func(*args, **kwargs)
         out = _plain(func, args, kwargs)
+        if func in _TOTALS and len(args) == 1 and not kwargs and binding is not None:
+            level = _counted_level(binding, cls.field, _plain(Tensor.detach, args, None))
+            return marked(out, _kind_of(_Last, (level,)).number) if level else out
         return marked(out, cls) if _is_view(func, out) and out.dim() == 1 else out
 
 
@@ -302,6 +308,14 @@ def _count_fields(schema: Schema) -> list[str]:
     fields = () if schema.hetero else schema
     plain = ((), "int64", 1, 0, ())
     return [field.name for field in fields if field.level == "graph" and field.layout[2:] == plain]
+
+
+def _end(key: Any) -> Any:
+    """The row that a key takes of ``edge_index``: ``[0]``, or ``[0, :]``."""
+    whole = type(key) is tuple and len(key) == 2 and type(key[1]) is slice
+    if whole and (key[1].start, key[1].stop, key[1].step) == (None, None, None):
+        return key[0]
+    return key
 
 
 def _is_shift(part: slice) -> bool:

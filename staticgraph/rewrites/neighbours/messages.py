@@ -176,7 +176,7 @@ def _insert_program(captured: Captured, reading: Reading, group: Group) -> bool:
     anchor = min(users, key=order.__getitem__)
     while is_fenced(anchor) and is_fenced(anchor.prev):  # before the region that it is in
         anchor = anchor.prev
-    moved = _late(order, anchor, [*bases, *codes, *edges.arrays])
+    moved = _late(order, anchor, users, [*bases, *codes, *edges.arrays])
     if moved is None:
         return False
     for moved_node in moved:
@@ -196,10 +196,14 @@ def _insert_program(captured: Captured, reading: Reading, group: Group) -> bool:
         like=results[0].node,
     )
     items = {part: captured.item(anchor, call, place, call) for part, place in unique.items()}
+    news = []  # all before the first is put in the place of an old one, which may be the anchor
     for result, old, last in results:
-        rows, new = old.args[0] if old.args else None, items[result]
+        new = items[result]
         if dtype(new) != dtype(last):
             new = captured.before(anchor, torch.Tensor.to, new, dtype(last), like=old)
+        news.append(new)
+    for (result, old, last), new in zip(results, news, strict=True):
+        rows = old.args[0] if old.args else None
         if result.reduction != "rows" and reading.is_apart(rows):
             captured.miss(NAME, old, f"{target_name(rows)} is computed apart from it", rows)
         computes = formula(program, program.results[unique[result]], list(map(name_of, bases)))
@@ -252,9 +256,11 @@ def _side_by_side(results: list[Read]) -> list[Read]:
     return results
 
 
-def _late(order: dict[Call, int], anchor: Call, needed: Iterable[Call]) -> list[Call] | None:
+def _late(
+    order: dict[Call, int], anchor: Call, users: set[Call], needed: Iterable[Call]
+) -> list[Call] | None:
     """The nodes behind ``anchor`` that ``needed`` are computed from, in order; None if one of them
-    must stay where it is."""
+    must stay where it is, or is among the ``users`` of what is computed."""
     limit, left, late = order[anchor], list(needed), set()
     while left:
         node = left.pop()
@@ -263,6 +269,7 @@ def _late(order: dict[Call, int], anchor: Call, needed: Iterable[Call]) -> list[
         fixed = any(operand.meta.get("written") for operand in (node, *node.all_input_nodes))
         if (
             fixed
+            or node in users
             or is_fenced(node)
             or node.is_impure()
             or any(name in target_name(node) for name in _DRAWS)

@@ -284,7 +284,7 @@ def _expanded(index: Any) -> Call | None:
         fake = tensor(index)
         if fake is None:
             return None
-        if fake.dim() == 1:
+        if fake.dim() == 1 and not _same_expand(index):
             return index
         if is_method(index, "expand", "expand_as", "view", "reshape", "unsqueeze", "repeat"):
             if is_method(index, "repeat") and index.args[1:][:1] != (1,):
@@ -299,6 +299,13 @@ def _expanded(index: Any) -> Call | None:
             index = index.args[0]
         else:
             return None
+
+
+def _same_expand(index: Call) -> bool:
+    """Whether an index is broadcast to the shape that it has (torch_scatter does)."""
+    return is_method(index, "expand", "expand_as") and canonical_ops.shape(
+        index.args[0]
+    ) == canonical_ops.shape(index)
 
 
 def _unsqueezes(key: Any) -> bool:

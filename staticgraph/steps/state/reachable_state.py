@@ -36,6 +36,7 @@ DEPTH = 4
 # How many items of a container are followed: a container with more is data.
 MOST_ITEMS = 1024
 CONTAINERS = (list, deque, dict, defaultdict, Counter)
+_BUILT_IN: tuple[Any, ...] = (dict, list, tuple, deque)
 _READS = ("LOAD_GLOBAL", "LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS")
 # Libraries whose functions hold nothing of a user's.
 LIBRARIES = ("torch", "torch_geometric", "numpy", "staticgraph")
@@ -110,9 +111,9 @@ def _reached_from(value: Any, called: bool) -> Iterator[Any]:
     elif isinstance(value, FunctionType):
         if not of_library(value):
             yield from (item for _, item in around(value))
-    elif isinstance(value, dict | list | tuple | deque):
-        if len(value) <= MOST_ITEMS:
-            yield from value.values() if isinstance(value, dict) else value
+    elif kind := next((kind for kind in _BUILT_IN if isinstance(value, kind)), None):
+        if kind.__len__(value) <= MOST_ITEMS:  # a subclass may refuse: e3nn's Irreps
+            yield from dict.values(value) if kind is dict else kind.__iter__(value)
     elif type(value).__module__.startswith("staticgraph."):  # a runner
         yield getattr(value, "model", None)
     elif called:

@@ -106,6 +106,9 @@ def cause_of(error: BaseException) -> BaseException:
     return error
 
 
+_LOGS = ("torch._subclasses.fake_tensor", "torch._guards")
+
+
 @contextmanager
 def tracing_options() -> Iterator[None]:
     """A ``with`` block for tracing, with ``torch.autograd.grad`` and recurrent layers in one graph.
@@ -114,17 +117,20 @@ def tracing_options() -> Iterator[None]:
     from 2.11 on; a missing one is skipped, and tracing then reports what it cannot do. A trace
     makes a million objects that live until it ends, so garbage collection is off meanwhile; it took
     a tenth of the time. What an operation raises over tensors without values is in the error of the
-    trace, so torch's log does not print its stack as well.
+    trace, and so is what a guard raises, so torch's logs do not print their stacks as well.
     """
-    collects, log = gc.isenabled(), logging.getLogger("torch._subclasses.fake_tensor")
+    collects, logs = gc.isenabled(), [logging.getLogger(name) for name in _LOGS]
     gc.disable()
-    silent, log.disabled = log.disabled, True
+    silent = [log.disabled for log in logs]
+    for log in logs:
+        log.disabled = True
     try:
         options = {"trace_autograd_ops": True, "allow_rnn": True, "run_gc_after_compile": False}
         with switched(**options), guards_not_timed():
             yield
     finally:
-        log.disabled = silent
+        for log, was in zip(logs, silent, strict=True):
+            log.disabled = was
         if collects:
             gc.enable()
 
