@@ -14,8 +14,10 @@ from torch.utils.checkpoint import checkpoint
 from torch_geometric.nn import GINEConv, GPSConv, global_add_pool
 
 import staticgraph as sg
+from staticgraph.batches.slots.sizes import sizes_of
 from staticgraph.errors import NotStatic
 from staticgraph.internals.tracing import counters
+from staticgraph.sizes.capacity import Capacity
 
 SIZES = [(300, 640, 17, 60), (500, 1100, 17, 61), (700, 1500, 25, 70)]
 PLAN = sg.BucketPlan.of(SIZES, batch_size=16)
@@ -181,3 +183,8 @@ def test_a_trace_draws_no_numbers_and_leaves_no_mark(esol):
         runner.step(batch)
         assert not any(hasattr(a, "_dynamo_weak_dynamic_indices") for a in batch.tensors().values())
     assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_the_product_of_sizes_may_exceed_63_bits():
+    capacity = Capacity(1_000_000, 10_000_000, 100_000, 999)
+    sizes_of(capacity)

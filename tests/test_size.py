@@ -38,7 +38,7 @@ SIZES = {
     "staticgraph/packing": (17, 12994),  # swaps around large graphs
     "staticgraph/plans": (13, 9805),  # a large graph among small ones, few of them too
     "staticgraph/probing": (8, 4641),  # what is held out is not fitted
-    "staticgraph/recording": (11, 8715),  # the optimizer's moved in, what is carried over
+    "staticgraph/recording": (11, 8708),  # the optimizer's moved in, what is carried over
     "staticgraph/rewrites": (41, 32799),  # any message over any edges, casts that ask for rounding
     "staticgraph/runner": (19, 16466),  # loaders, warm-ups over graphs, buckets known before a step
     "staticgraph/serving": (10, 8307),  # connections that end, what is no runner

@@ -127,3 +127,7 @@ def test_rows_that_a_plan_of_a_list_lacks_are_named_before_the_first_batch():
         sg.StaticGraphRunner(torch.nn.Linear(1, 1), plan, mode="eager").warmup(progress=False)
     with pytest.raises(sg.PlanMismatch, match=message):
         sg.check(torch.nn.Linear(1, 1), plan, store)
+    # As the message says, with a store that nothing else holds.
+    plan = sg.plan_stream(sg.GraphStore.from_pyg(graphs, keep_order=True), 2)
+    assert plan.source()
+    assert plan.capacities[-1].extra[0][1] == 12  # made even, for models that read pairs

@@ -30,7 +30,13 @@ import torch
 from torch import Tensor, nn
 
 from staticgraph.internals.hooks import MESSAGE_HOOKS, MODULE_HOOKS
-from staticgraph.steps.state.reachable_state import LIBRARIES, around, names_in, of_library
+from staticgraph.steps.state.reachable_state import (
+    LIBRARIES,
+    around,
+    items_in,
+    names_in,
+    of_library,
+)
 
 PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device)
 _FUNCTIONS = (types.FunctionType, types.BuiltinFunctionType, types.MethodType, partial)
@@ -320,8 +326,8 @@ def _of_attributes(
 
 def _is_noted(value: Any) -> bool:
     if isinstance(value, list | tuple | dict):
-        items = value.values() if isinstance(value, dict) else value
-        return len(value) <= MOST and all(isinstance(item, (*PLAIN, Tensor)) for item in items)
+        items = items_in(value, MOST)
+        return items is not None and all(isinstance(item, (*PLAIN, Tensor)) for item in items)
     if isinstance(value, np.ndarray):
         return value.size <= MOST and value.dtype != object
     return isinstance(value, (*PLAIN, Tensor))

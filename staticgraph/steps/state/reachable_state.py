@@ -19,7 +19,7 @@ from __future__ import annotations
 import dis
 import functools
 from collections import Counter, defaultdict, deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from functools import partial
 from types import CodeType, FunctionType, MethodType
@@ -111,14 +111,22 @@ def _reached_from(value: Any, called: bool) -> Iterator[Any]:
     elif isinstance(value, FunctionType):
         if not of_library(value):
             yield from (item for _, item in around(value))
-    elif kind := next((kind for kind in _BUILT_IN if isinstance(value, kind)), None):
-        if kind.__len__(value) <= MOST_ITEMS:  # a subclass may refuse: e3nn's Irreps
-            yield from dict.values(value) if kind is dict else kind.__iter__(value)
+    elif isinstance(value, _BUILT_IN):
+        yield from items_in(value, MOST_ITEMS) or ()
     elif type(value).__module__.startswith("staticgraph."):  # a runner
         yield getattr(value, "model", None)
     elif called:
         yield from getattr(value, "__dict__", {}).values()
         yield type(value).__dict__.get("__call__")
+
+
+def items_in(value: Any, most: int) -> Iterable[Any] | None:
+    """The items of a container as its built-in type has them, since a subclass may refuse to tell
+    its length (e3nn's ``Irreps``); None if they are more than ``most``."""
+    kind = next(kind for kind in _BUILT_IN if isinstance(value, kind))
+    if kind.__len__(value) > most:
+        return None
+    return dict.values(value) if kind is dict else kind.__iter__(value)
 
 
 def around(function: FunctionType) -> Iterator[tuple[str, Any]]:
