@@ -20,8 +20,8 @@ SIZES = {
     "bench": (29, 17935),  # the labels of Cornell5, which the library no longer makes up
     "staticgraph": (5, 3545),  # declared classes, dense batches, calls that a trace is spared
     "staticgraph/atoms": (6, 4990),  # neighbours found in a step, streams, searches fitted to data
-    "staticgraph/batches": (29, 20466),  # namespaces in a trace, padding rows that share graphs
-    "staticgraph/checking": (13, 15044),  # what differs in float32 alone, looked at in float64
+    "staticgraph/batches": (29, 20474),  # namespaces in a trace, any product of sizes
+    "staticgraph/checking": (13, 15137),  # what differs in float32 alone, what is set on a batch
     "staticgraph/cli": (15, 10701),  # memory and partitions of other data are refused
     "staticgraph/datasets": (10, 6466),  # convert refuses before it converts
     "staticgraph/distributed": (5, 2877),  # ranks agree on a capacity
@@ -33,17 +33,17 @@ SIZES = {
     "staticgraph/lightning": (4, 1991),  # own loaders, predictions in order, fits that go on
     "staticgraph/memory": (5, 3631),  # models of other versions are refused
     "staticgraph/models": (5, 1413),  # typed graphs refused by name
-    "staticgraph/nn": (43, 21849),  # fitted searches, graphs of edges, rows behind a pool
+    "staticgraph/nn": (43, 21963),  # fitted searches, graphs of edges, sizes by the sum of a count
     "staticgraph/outofcore": (24, 16865),  # annotated attributes, a bounded message
     "staticgraph/packing": (17, 12994),  # swaps around large graphs
-    "staticgraph/plans": (13, 9805),  # a large graph among small ones, few of them too
+    "staticgraph/plans": (13, 9826),  # a large graph among small ones, stores that are gone
     "staticgraph/probing": (8, 4641),  # what is held out is not fitted
-    "staticgraph/recording": (11, 8708),  # the optimizer's moved in, what is carried over
-    "staticgraph/rewrites": (41, 32799),  # any message over any edges, casts that ask for rounding
+    "staticgraph/recording": (11, 8714),  # the optimizer's moved in, e3nn beside a model
+    "staticgraph/rewrites": (41, 32861),  # any message over any edges, edges of each layer
     "staticgraph/runner": (19, 16466),  # loaders, warm-ups over graphs, buckets known before a step
     "staticgraph/serving": (10, 8307),  # connections that end, what is no runner
-    "staticgraph/sizes": (6, 2891),  # graphs of one size, paths in a trace, graphs given as a plan
-    "staticgraph/steps": (29, 20246),  # a model captured whole, ranks that run apart together
+    "staticgraph/sizes": (6, 2909),  # graphs of one size, paths in a trace, pairs of further rows
+    "staticgraph/steps": (29, 20355),  # which rows a field counts, e3nn beside a model
     "staticgraph/store": (23, 21283),  # unknown devices named, strings that a part lacks
     "staticgraph/text": (6, 1711),  # work that is waited for and not shown
     "staticgraph/training": (15, 14402),  # legends in their places

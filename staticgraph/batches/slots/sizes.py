@@ -20,10 +20,10 @@ from staticgraph.sizes.capacity import Capacity
 
 
 def sizes_of(capacity: Capacity) -> Tensor:
-    """A tensor without memory whose shape is a capacity: nodes, edges, graphs, the nodes of the
-    largest graph, then the extra rows; and at last 0, since their product may exceed 63 bits."""
+    """A tensor without memory whose shape is 0, since the product may exceed 63 bits, then a
+    capacity: nodes, edges, graphs, the nodes of the largest graph, then the extra rows."""
     rows = (rows for _, rows in capacity.extra)
-    shape = (capacity.nodes, capacity.edges, capacity.graphs, capacity.max_graph_nodes, *rows, 0)
+    shape = (0, capacity.nodes, capacity.edges, capacity.graphs, capacity.max_graph_nodes, *rows)
     return torch.empty_strided(shape, [0] * len(shape), device="meta")
 
 
@@ -36,7 +36,7 @@ class Sizes:
         self.graphs: int = shape[2]
         self.max_graph_nodes: int = shape[3]
         names = tuple(name for name, _ in like.extra)
-        self.extra: tuple[tuple[str, int], ...] = tuple(zip(names, shape[4:-1], strict=True))
+        self.extra: tuple[tuple[str, int], ...] = tuple(zip(names, shape[4:], strict=True))
         self.node_limit: int = self.nodes - like.node_reserve
 
     @property
@@ -56,7 +56,7 @@ class SizedLayout:
 
     Args:
         like: the layout of one of the buckets.
-        shape: that of :func:`sizes_of`.
+        shape: the sizes, in the order of :func:`sizes_of`, without its 0.
     """
 
     def __init__(self, like: SlotLayout, shape: Sequence[int]) -> None:

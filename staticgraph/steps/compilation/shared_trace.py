@@ -95,7 +95,7 @@ class SharedTrace:
         arrays = tuple(tensor.clone() for tensor in tensors)
         for value in arrays:
             mark_symbolic(value, lengths)
-        mark_symbolic(sizes, {*sizes.shape[:-1]})
+        mark_symbolic(sizes, {*sizes.shape[1:]})
         self._first = (*arrays, sizes), compile
         try:
             result = self._call(*arrays, sizes)

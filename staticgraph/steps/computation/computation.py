@@ -314,7 +314,7 @@ class Computation:
 
         def function(*tensors: Tensor) -> Any:
             """Runs the work over a batch of these tensors."""
-            sized: Any = SizedLayout(layout, tensors[-1].shape) if any_bucket else layout
+            sized: Any = SizedLayout(layout, tensors[-1].shape[1:]) if any_bucket else layout
             arrays = tensors[:-1] if any_bucket else tensors
             batch = StaticBatch(sized, dict(zip(names, arrays, strict=True)))
             return run(work, batch, known=known, leaves=leaves)
