@@ -40,10 +40,10 @@ SIZES = {
     "staticgraph/probing": (8, 4641),  # what is held out is not fitted
     "staticgraph/recording": (11, 8714),  # the optimizer's moved in, e3nn beside a model
     "staticgraph/rewrites": (41, 32861),  # any message over any edges, edges of each layer
-    "staticgraph/runner": (19, 16466),  # loaders, warm-ups over graphs, buckets known before a step
+    "staticgraph/runner": (19, 16485),  # loaders, known buckets, warm-ups that begin anew
     "staticgraph/serving": (10, 8307),  # connections that end, what is no runner
     "staticgraph/sizes": (6, 2909),  # graphs of one size, paths in a trace, pairs of further rows
-    "staticgraph/steps": (29, 20355),  # which rows a field counts, e3nn beside a model
+    "staticgraph/steps": (29, 20367),  # a model captured whole, ranks apart together, e3nn
     "staticgraph/store": (23, 21283),  # unknown devices named, strings that a part lacks
     "staticgraph/text": (6, 1711),  # work that is waited for and not shown
     "staticgraph/training": (15, 14402),  # legends in their places
