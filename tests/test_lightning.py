@@ -38,12 +38,13 @@ def data_of(esol, **options):
 
 def trainer_of(tmp_path, *callbacks, mode="eager", recording=None, plan=None, **options):
     static = StaticGraphs(mode=mode, recording=recording, plan=plan)
-    options = {"max_epochs": 2, "logger": False, "enable_checkpointing": False, **options}
+    options = {"max_epochs": 2, "logger": False, "limit_val_batches": 0, **options}
     return pl.Trainer(
         accelerator="cpu",
         devices=options.pop("devices", 1),
         default_root_dir=tmp_path,
         callbacks=[static, *callbacks],
+        enable_checkpointing=False,
         enable_progress_bar=False,
         enable_model_summary=False,
         **options,
@@ -51,7 +52,7 @@ def trainer_of(tmp_path, *callbacks, mode="eager", recording=None, plan=None, **
 
 
 def fit_an_epoch(module, data, tmp_path):
-    trainer_of(tmp_path, max_epochs=1, limit_val_batches=0).fit(module, datamodule=data)
+    trainer_of(tmp_path, max_epochs=1).fit(module, datamodule=data)
 
 
 def by_hand(module, data, epochs=2):
@@ -60,9 +61,7 @@ def by_hand(module, data, epochs=2):
     optimizer = module.configure_optimizers()
     module.log = lambda *_, **__: None
     if not isinstance(data, list):
-        data = sg.StaticLoader(
-            data.store, data.plan, indices=data.split("train"), shuffle=True, seed=3
-        )
+        data = data.loader(data.split("train"), shuffle=True)
     for _ in range(epochs):
         for batch in data:
             graphs = batch if isinstance(batch, list) else batch.to_data_list()
@@ -72,7 +71,7 @@ def by_hand(module, data, epochs=2):
 
 
 def assert_same_losses(module, twin):
-    assert torch.allclose(torch.stack(module.losses), torch.stack(twin.losses), rtol=1e-4)
+    assert torch.allclose(torch.stack(module.losses), torch.stack(twin.losses), rtol=1e-3)
 
 
 @pytest.mark.slow
@@ -80,28 +79,29 @@ def test_a_users_own_loader_gives_what_plain_pyg_gives(esol, tmp_path):
     graphs = esol[:60]
     plan = sg.plan_stream(graphs, batch_size=8, buckets=1)
     module, twin = make_module(Whole), make_module(Whole)
-    trainer = trainer_of(tmp_path, plan=plan, max_epochs=1, limit_val_batches=0)
+    trainer = trainer_of(tmp_path, plan=plan, max_epochs=1)
     trainer.fit(module, DataLoader(graphs, 8, collate_fn=sg.Padder(plan)))
     by_hand(twin, [graphs[k : k + 8] for k in range(0, 60, 8)], epochs=1)
     assert_same_losses(module, twin)
 
 
 @pytest.mark.filterwarnings("error:.*cannot be told", "error:.*padding rows take part")
-@pytest.mark.parametrize("kind", [Whole, InParts])
-def test_a_training_step_as_it_is_gives_what_plain_pyg_gives(esol, tmp_path, kind):
-    module, twin, data = make_module(kind), make_module(kind), data_of(esol)
-    trainer_of(tmp_path, limit_val_batches=0).fit(module, datamodule=data)
+@pytest.mark.parametrize(("kind", "size"), [(Whole, 32), (InParts, 32), (Whole, 3)])
+def test_a_training_step_as_it_is_gives_what_plain_pyg_gives(esol, tmp_path, kind, size):
+    """Packed as well, in epochs of 70 and 72 batches, after which rounding has grown."""
+    module, twin = make_module(kind), make_module(kind)
+    data = data_of(esol, plan=sg.plan_buckets(esol, size), exact=size > 3)
+    trainer_of(tmp_path).fit(module, datamodule=data)
     by_hand(twin, data)
-    assert len(module.losses) == 14
     assert_same_losses(module, twin)
-    assert_same_state(module, twin, rtol=1e-3, atol=1e-5)
+    assert_same_state(module, twin, rtol=0.03 / size, atol=3e-4 / size)
     assert "forward" not in vars(module), "put back afterwards"
 
 
 @pytest.mark.parametrize("rows", ["padded", "real"])
 def test_a_term_over_padding_rows_is_found_by_the_epoch_that_adds_it(esol, tmp_path, rows):
     module = Variational(rows)
-    trainer = trainer_of(tmp_path, limit_val_batches=0, limit_train_batches=2)
+    trainer = trainer_of(tmp_path, limit_train_batches=2)
     if rows == "real":
         trainer.fit(module, datamodule=data_of(esol))
         return
@@ -115,7 +115,7 @@ def test_a_term_over_padding_rows_is_found_by_the_epoch_that_adds_it(esol, tmp_p
 
 def test_recorded_and_with_accumulation(esol, tmp_path):
     module, twin, data = make_module(Whole), make_module(Whole), data_of(esol)
-    options = {"limit_val_batches": 0, "accumulate_grad_batches": 2, "gradient_clip_val": 0.5}
+    options = {"accumulate_grad_batches": 2, "gradient_clip_val": 0.5}
     recording = sg.Recording(recorder=ArenaRecorder)
     trainer_of(tmp_path, mode="cuda-graph", recording=recording, **options).fit(
         module, datamodule=data
@@ -126,7 +126,7 @@ def test_recorded_and_with_accumulation(esol, tmp_path):
 
 def test_logging_and_predictions_know_real_graphs_alone(esol, tmp_path):
     module, data = make_module(Whole), data_of(esol)
-    trainer = trainer_of(tmp_path, max_epochs=1)
+    trainer = trainer_of(tmp_path, max_epochs=1, limit_val_batches=1.0)
     trainer.fit(module, datamodule=data)
     assert trainer.callback_metrics["loss"] == pytest.approx(
         float(_weighted(module.losses, [32] * 6 + [8])), rel=1e-5
@@ -159,8 +159,7 @@ def test_a_checkpoint_resumes_in_mid_epoch(esol, tmp_path, step):
     """The same losses as without a stop, whether after three batches, an epoch or in the second, or
     a fit of an epoch (0)."""
     whole, first, second = (make_module(Whole) for _ in range(3))
-    options = {"limit_val_batches": 0}
-    trainer_of(tmp_path, **options).fit(whole, datamodule=data_of(esol))
+    trainer_of(tmp_path).fit(whole, datamodule=data_of(esol))
     path = tmp_path / "stop.ckpt"
 
     class Stopped(Exception):
@@ -172,12 +171,12 @@ def test_a_checkpoint_resumes_in_mid_epoch(esol, tmp_path, step):
                 trainer.save_checkpoint(path)
                 raise Stopped
 
-    trainer = trainer_of(tmp_path, Stop(), max_epochs=2 if step else 1, **options)
+    trainer = trainer_of(tmp_path, Stop(), max_epochs=2 if step else 1)
     with suppress(Stopped):
         trainer.fit(first, datamodule=data_of(esol))
     if not step:
         trainer.save_checkpoint(path)
-    trainer_of(tmp_path, **options).fit(second, datamodule=data_of(esol), ckpt_path=path)
+    trainer_of(tmp_path).fit(second, datamodule=data_of(esol), ckpt_path=path)
     losses = torch.stack([*first.losses, *second.losses])
     assert torch.equal(losses, torch.stack(whole.losses))
     assert_same_state(whole, second)
@@ -274,9 +273,7 @@ def test_a_copied_module_calls_itself(esol, tmp_path):
                 copies.append((copy.deepcopy(pl_module), copy.deepcopy(pl_module.state_dict())))
                 pl_module.__dict__["_trainer"] = kept
 
-    trainer_of(tmp_path, Copy(), limit_val_batches=0).fit(
-        make_module(Whole), datamodule=data_of(esol)
-    )
+    trainer_of(tmp_path, Copy()).fit(make_module(Whole), datamodule=data_of(esol))
     copied, state = copies[0]
     other = make_module(Whole)
     other.load_state_dict(state)

@@ -29,6 +29,16 @@ class ResumingLoader(StaticLoader):
         """Has this loader as its sampler, whose ``set_epoch`` Lightning calls."""
         return SimpleNamespace(sampler=self)
 
+    def __len__(self) -> int:
+        """The number of batches of every epoch.
+
+        Raises:
+            TypeError: it differs by epoch; Lightning, which asks once, then takes all there are.
+        """
+        if self.batcher.shuffle and not self.batcher.exact:
+            raise TypeError("the number of packed batches differs by epoch")
+        return super().__len__()
+
     def set_epoch(self, epoch: int) -> None:
         """Like :class:`StaticLoader`'s, but leaves a loaded position in this epoch."""
         if not (self._resumed and epoch == self.epoch):
@@ -37,7 +47,7 @@ class ResumingLoader(StaticLoader):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Like :class:`StaticLoader`'s, but moves to the next epoch after an epoch's last batch."""
         super().load_state_dict(state)
-        if self.batcher.position >= len(self):
+        if self.batcher.position >= len(self.batcher):
             self.set_epoch(self.epoch + 1)
 
 
