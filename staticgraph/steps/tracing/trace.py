@@ -216,6 +216,7 @@ _SETTINGS = {
     "default_dtype": "torch.set_default_dtype",
     "deterministic_algorithms": "torch.use_deterministic_algorithms",
     "allow_tf32": "torch.set_float32_matmul_precision",
+    "cuda_matmul_precision": "torch.set_float32_matmul_precision",  # torch 2.15
 }
 _SETTING = re.compile(r"GLOBAL_STATE changed: (\w+)")
 # The value of the model that a guard compares, and the line that reads it.
