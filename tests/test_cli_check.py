@@ -44,7 +44,7 @@ def test_of_a_model_that_does_not_run_nothing_else_is_told(tmp_path, monkeypatch
     monkeypatch.syspath_prepend(str(tmp_path))
     assert main(["check", "--model", "of_other_data:Net", "--data", ESOL]) == 1
     out, err = capfd.readouterr()
-    assert "1. the model raises: RuntimeError: mat1 and mat2 shapes" in out
+    assert "1. the model raises: RuntimeError: " in out
     *_, verdict, nothing, rewrites = out.strip().splitlines()
     assert verdict == "the model does not run, so nothing else was looked at"
     assert (nothing, rewrites) == ("", "rewrites: not looked for, since the model does not run")
