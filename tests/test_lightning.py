@@ -98,6 +98,13 @@ def test_a_training_step_as_it_is_gives_what_plain_pyg_gives(esol, tmp_path, kin
     assert "forward" not in vars(module), "put back afterwards"
 
 
+def test_an_epoch_of_more_batches_than_lightning_counted_is_refused(esol, tmp_path):
+    """It would leave out the last; the second epoch splits a batch."""
+    plan = sg.BucketPlan((sg.Capacity(53, 159, 5, 39),), batch_size=4)
+    with pytest.raises(ValueError, match=r"51 batches.*Lightning counted 50 before"):
+        trainer_of(tmp_path).fit(make_module(Whole), datamodule=data_of(esol, plan=plan))
+
+
 @pytest.mark.parametrize("rows", ["padded", "real"])
 def test_a_term_over_padding_rows_is_found_by_the_epoch_that_adds_it(esol, tmp_path, rows):
     module = Variational(rows)

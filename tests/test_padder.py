@@ -436,18 +436,6 @@ class Fields:
         return Fields({name: value.to(device) for name, value in self._values.items()})
 
 
-def test_a_tensordict_is_read_by_key():
-    """What offers the same, where that package is not installed, is among the classes above."""
-    tensordict = pytest.importorskip("tensordict")
-    values = {"x": torch.randn(5, 2), "of": torch.tensor([0, 0, 1, 1, 1])}
-    batch = tensordict.TensorDict(values, batch_size=[])
-    schema = sg.Schema.of_batch(batch, node=["x"], index={"of": "graph"})
-    padded = sg.Padder([(9, 7, 4)], schema=schema, like=batch)(batch.to("cpu"))
-    assert type(padded) is type(batch)
-    assert list(padded.keys()) == list(batch.keys())
-    assert torch.equal(torch.cat(sg.unpad(padded["x"], padded)), batch["x"])
-
-
 @pytest.mark.parametrize(
     ("says", "message"),
     [

@@ -15,6 +15,7 @@ from staticgraph.batches.loading.loader import StaticLoader
 from staticgraph.plans.choose_capacities import plan_buckets
 from staticgraph.plans.plan import BucketPlan
 from staticgraph.store.graph_store import GraphStore
+from staticgraph.text.how_many import how_many
 
 # The names that a split may have.
 _NAMES = {"val": ("val", "valid", "validation"), "train": ("train", "training")}
@@ -24,25 +25,40 @@ class ResumingLoader(StaticLoader):
     """A loader whose state Lightning keeps in its checkpoints, and to whose sampler it tells the
     epoch: after a finished one it does not load the state."""
 
+    _counted: int | None = None
+
     @property
     def batch_sampler(self) -> SimpleNamespace:
         """Has this loader as its sampler, whose ``set_epoch`` Lightning calls."""
         return SimpleNamespace(sampler=self)
 
     def __len__(self) -> int:
-        """The number of batches of every epoch.
+        """The number of batches of the current epoch.
 
         Raises:
-            TypeError: it differs by epoch; Lightning, which asks once, then takes all there are.
+            TypeError: they are packed or split, and others in every epoch; Lightning, which asks
+                once, then takes all there are.
         """
-        if self.batcher.shuffle and not self.batcher.exact:
-            raise TypeError("the number of packed batches differs by epoch")
-        return super().__len__()
+        if self.batcher.shuffle and not (self.batcher.exact and not self.batcher.stats.split):
+            raise TypeError("the number of batches that are packed or split differs by epoch")
+        count = super().__len__()
+        self._counted = self._counted or count
+        return count
 
     def set_epoch(self, epoch: int) -> None:
-        """Like :class:`StaticLoader`'s, but leaves a loaded position in this epoch."""
+        """Like :class:`StaticLoader`'s, but leaves a loaded position in this epoch.
+
+        Raises:
+            ValueError: batches are split, and none was when Lightning asked for their number.
+        """
         if not (self._resumed and epoch == self.epoch):
             super().set_epoch(epoch)
+        if self._counted not in (None, count := len(self.batcher)):
+            raise ValueError(
+                f"epoch {epoch} has {how_many(count, 'batch')}, some of them in parts, and "
+                f"Lightning counted {self._counted} before: make a plan with larger buckets, or "
+                "Trainer(reload_dataloaders_every_n_epochs=1)"
+            )
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Like :class:`StaticLoader`'s, but moves to the next epoch after an epoch's last batch."""
@@ -114,7 +130,12 @@ class StaticDataModule(LightningDataModule):
 
     def train_dataloader(self) -> Any:
         """A loader of exact batches, in a different order every epoch."""
-        return self._make_loader("train", shuffle=True)
+        loader = self._make_loader("train", shuffle=True)
+        if (
+            isinstance(loader, StaticLoader) and self.trainer is not None
+        ):  # which may ask again in every epoch
+            loader.set_epoch(self.trainer.current_epoch)
+        return loader
 
     def val_dataloader(self) -> Any:
         """A loader with as many graphs per batch as fit, each graph once."""
