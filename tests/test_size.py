@@ -43,7 +43,7 @@ SIZES = {
     "staticgraph/runner": (19, 16485),  # loaders, known buckets, warm-ups that begin anew
     "staticgraph/serving": (10, 8307),  # connections that end, what is no runner
     "staticgraph/sizes": (6, 2909),  # graphs of one size, paths in a trace, pairs of further rows
-    "staticgraph/steps": (29, 20367),  # a model captured whole, ranks apart together, e3nn
+    "staticgraph/steps": (29, 20369),  # a model captured whole, ranks apart together, e3nn
     "staticgraph/store": (23, 21283),  # unknown devices named, strings that a part lacks
     "staticgraph/text": (6, 1711),  # work that is waited for and not shown
     "staticgraph/training": (15, 14402),  # legends in their places
