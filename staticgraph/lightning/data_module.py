@@ -131,9 +131,8 @@ class StaticDataModule(LightningDataModule):
     def train_dataloader(self) -> Any:
         """A loader of exact batches, in a different order every epoch."""
         loader = self._make_loader("train", shuffle=True)
-        if (
-            isinstance(loader, StaticLoader) and self.trainer is not None
-        ):  # which may ask again in every epoch
+        # Lightning may ask for another one in every epoch.
+        if isinstance(loader, StaticLoader) and self.trainer is not None:
             loader.set_epoch(self.trainer.current_epoch)
         return loader
 
