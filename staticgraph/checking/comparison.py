@@ -176,6 +176,8 @@ class Comparer:
         try:
             return self._padded(batch, options, _equal_draws(options))
         except Exception:  # what it calls is compiled at its first call, outside of such a mode
+            if options.silent:
+                raise
             self._padded(batch, options, None)
             return self._padded(batch, options, _equal_draws(options))
         finally:

@@ -165,6 +165,8 @@ class PaddingCheck:
             if moved is not None:
                 self._ordered.discard(kind)
                 raise moved
+        # Every run is one of all ranks: none is repeated, and equal shapes draw equal numbers.
+        options = options._replace(silent=several_ranks())
         portion = portion_of(batch) if real else None
         if not (again and self._is_clean(portion, options)):
             self._comparer.run_apart(batch, options)
@@ -220,6 +222,8 @@ class PaddingCheck:
         except NotStatic:  # a compiled step may not see the values that it was refused for
             raise
         except Exception:  # it fails without any change; the step itself will say why
+            if several_ranks():  # which others, still in this run, would not join
+                raise
             return None
         differs = self._between_paddings(batch, clean, options)
         if differs or not real or batch.real is None or several_ranks():
