@@ -249,6 +249,12 @@ def test_warmup_checks_before_it_compiles(example, monkeypatch):
         runner.warmup(example)
 
 
+def test_a_lazy_layer_is_run_before_the_check():
+    runner = sgd_runner(nn.LazyLinear(C), PLAN, "eager", forward=lambda model, b: model(b.x))
+    with pytest.raises(ValueError, match="weight has no shape yet: run the lazy module once"):
+        runner.predict(STORE)
+
+
 def test_a_model_that_does_not_run_says_so_itself():
     class Broken(Probe):
         def trick(self, h):

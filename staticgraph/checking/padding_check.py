@@ -160,11 +160,9 @@ class PaddingCheck:
             self._comparer.note_signature()
         again = real and kind in self._ordered
         if real and not again:
-            self._ordered.add(kind)
-            moved = order_error(self._comparer, batch, options)
-            if moved is not None:
-                self._ordered.discard(kind)
+            if moved := order_error(self._comparer, batch, options):
                 raise moved
+            self._ordered.add(kind)
         # Every run is one of all ranks: none is repeated, and equal shapes draw equal numbers.
         options = options._replace(silent=several_ranks())
         portion = portion_of(batch) if real else None
@@ -219,10 +217,10 @@ class PaddingCheck:
         """Returns what padding changes, if anything; ``real`` as for :meth:`of`."""
         try:
             clean = self._comparer.padded(batch, options)
-        except NotStatic:  # a compiled step may not see the values that it was refused for
-            raise
-        except Exception:  # it fails without any change; the step itself will say why
-            if several_ranks():  # which others, still in this run, would not join
+        except Exception as error:  # it fails without any change; the step itself will say why
+            # But a compiled one may not see the values that it was refused for, and other ranks,
+            # still in this run, would not join it.
+            if options.silent or isinstance(error, NotStatic):
                 raise
             return None
         differs = self._between_paddings(batch, clean, options)

@@ -13,6 +13,7 @@ nothing at all if the process that holds the store is gone.
 from __future__ import annotations
 
 import time
+from contextlib import suppress
 from types import TracebackType
 
 import torch.distributed as dist
@@ -80,16 +81,16 @@ class Watching:
 
 def is_loss(error: BaseException) -> bool:
     """Returns whether an error means that another process is gone or does not respond."""
-    if isinstance(error, dist.DistNetworkError | dist.DistBackendError):
-        return True
-    return isinstance(error, RuntimeError) and any(sign in str(error) for sign in _SIGNS)
+    return isinstance(error, dist.DistNetworkError | dist.DistBackendError) or (
+        isinstance(error, RuntimeError) and any(sign in str(error) for sign in _SIGNS)
+    )
 
 
 def describe_loss(ranks: Ranks) -> str:
     """Returns which rank is lost, as far as that can be told, with its error and the remedy."""
     others = [rank for rank in range(ranks.world_size) if rank != ranks.rank]
     errors = list[str]()
-    try:
+    with suppress(Exception):  # the store is gone with the process that held it
         store = ranks.group.get_group_store()
         store.set(f"{_LOSS}/{ranks.rank}", "")
         until = time.monotonic() + WAIT_S
@@ -101,8 +102,6 @@ def describe_loss(ranks: Ranks) -> str:
             for rank in others
             if store.check([f"{_ERROR}/{rank}"])
         ]
-    except Exception:  # the store is gone with the process that held it
-        errors = []
     lost = " or ".join(map(str, others))
     return (
         f"rank {ranks.rank} of {ranks.world_size} lost rank {lost}, which ended or does not "

@@ -16,7 +16,6 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor
-from torch.nn.parameter import is_lazy
 
 from staticgraph.batches.batch.static_batch import StaticBatch
 from staticgraph.batches.slots.slots import SlotLayout
@@ -26,6 +25,7 @@ from staticgraph.probing.live_storages import CUDA_BLOCK, LiveStorages
 from staticgraph.probing.step_reading import Probed, ProbeStep, Read, Reading
 from staticgraph.sizes.capacity import Capacity
 from staticgraph.steps.computation.model_setup import Subject
+from staticgraph.steps.state.training_state import require_shapes
 
 # cuBLAS takes 32 MiB per handle and stream on Hopper and later, 8.1 MiB before (torch's
 # aten/src/ATen/cuda/CublasHandlePool.cpp); a recording is warmed up on a side stream, so two.
@@ -93,12 +93,9 @@ def fake_twin(
         ValueError: a lazy module's parameters have no shape yet, or the optimizer has parameters
             that are not the model's.
     """
+    require_shapes(model)
     memo: dict[int, Any] = {}
-    for name, parameter in model.named_parameters():
-        if is_lazy(parameter):
-            raise ValueError(
-                f"parameter {name} has no shape yet: run the lazy module once on a batch first"
-            )
+    for parameter in model.parameters():
         like = _like(parameter, mode, device)
         memo[id(parameter)] = torch.nn.Parameter(like, requires_grad=parameter.requires_grad)
     if optimizer is not None:

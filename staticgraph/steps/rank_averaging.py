@@ -71,7 +71,8 @@ class Averaging:
         model = subject.model
         held = _held_modules(subject)
         others = [p for p in subject.parameters() if id(p) not in set(map(id, model.parameters()))]
-        others += [value for module in held for value in _state_of(module)]
+        values = [v for module in held for v in (*module.parameters(), *module.buffers())]
+        others += [value for value in values if not is_lazy(value)]
         ranks.check_alike(
             {
                 "the model": [
@@ -337,8 +338,3 @@ def _held_modules(subject: Subject) -> list[torch.nn.Module]:
         for held in held_modules
         if not any(id(module) in of_model for module in held.modules())
     ]
-
-
-def _state_of(module: torch.nn.Module) -> list[Tensor]:
-    """A module's parameters and buffers that have values."""
-    return [value for value in (*module.parameters(), *module.buffers()) if not is_lazy(value)]

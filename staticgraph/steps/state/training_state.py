@@ -106,14 +106,19 @@ class SavedTraining:
         buffers += [t for t in held.tensors if not t.requires_grad]
         tables = [m for m in modules if isinstance(m, nn.Embedding | nn.EmbeddingBag)]
         buffers += [m.weight for m in tables if m.max_norm is not None]  # written by a lookup
-        parameters = _parameters(roots, held.tensors, optimizer) if trained else []
-        self.parameters: list[Tensor] = parameters
-        self._tensors = [(t, on_host(t)) for t in _once(parameters, buffers)] if trained else []
-        looked_at = [] if trained else _once(buffers)
+        self.parameters: list[Tensor] = []  # whatever a step may train
+        if trained:
+            require_shapes(model)
+            of_modules = [p for root in roots for p in root.parameters()]
+            of_modules += [t for t in held.tensors if t.requires_grad]
+            self.parameters = _once(of_modules, parameters_of(optimizer))
+        values = _once(self.parameters, buffers)
+        self._tensors = [(t, on_host(t)) for t in values] if trained else []
+        looked_at = [] if trained else values
         self._looked_at = [(b, b.clone()) for b in looked_at if not is_lazy(b)]
         written = (tensor for tensor, _ in (*self._tensors, *self._looked_at))
         self._versions = preserved_versions(written)
-        self._grads = [(parameter, parameter.grad) for parameter in parameters]
+        self._grads = [(parameter, parameter.grad) for parameter in self.parameters]
         self._flags = [(m, m.training) for m in modules] if trained else []
         self._optimizer = None if optimizer is None else SavedOptimizer(optimizer)
         # Plain attributes and bound buffers of modules.
@@ -172,15 +177,16 @@ def _put_items_back(container: Any, items: Any) -> None:
         container.extend(items)
 
 
-def _parameters(
-    roots: Sequence[torch.nn.Module],
-    tensors: Sequence[Tensor],
-    optimizer: torch.optim.Optimizer | None,
-) -> list[Tensor]:
-    """Everything a step may train: parameters, other tensors, and the optimizer's own."""
-    parameters = [p for root in roots for p in root.parameters()]
-    parameters += [tensor for tensor in tensors if tensor.requires_grad]
-    return _once(parameters, parameters_of(optimizer))
+def require_shapes(model: torch.nn.Module) -> None:
+    """Refuses a model with a parameter that gets its shape in a first forward.
+
+    Raises:
+        ValueError: a lazy module has not run yet.
+    """
+    if name := next((name for name, value in model.named_parameters() if is_lazy(value)), None):
+        raise ValueError(
+            f"parameter {name} has no shape yet: run the lazy module once on a batch first"
+        )
 
 
 def _once(*lists: Sequence[Tensor]) -> list[Tensor]:
