@@ -250,7 +250,7 @@ def test_warmup_checks_before_it_compiles(example, monkeypatch):
 
 
 def test_a_lazy_layer_is_run_before_the_check():
-    runner = sgd_runner(nn.LazyLinear(C), PLAN, "eager", forward=lambda model, b: model(b.x))
+    runner = sgd_runner(nn.LazyLinear(2), PLAN, "eager", forward=lambda model, b: model(b.x))
     with pytest.raises(ValueError, match="weight has no shape yet: run the lazy module once"):
         runner.predict(STORE)
 

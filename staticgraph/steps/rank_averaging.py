@@ -203,11 +203,7 @@ class Averaging:
     def _compared(self) -> dict[str, Tensor]:
         """The parameters and buffers that must be equal on all ranks, by name."""
         model = (*self._model.named_parameters(), *self._model.named_buffers())
-        return {
-            name: value
-            for name, value in model
-            if not name.endswith(_COUNTED_BY_EACH) and not is_lazy(value)
-        }
+        return {name: value for name, value in model if not name.endswith(_COUNTED_BY_EACH)}
 
     def _refuse_models(self) -> None:
         different = apart(self._compared(), self.ranks)
