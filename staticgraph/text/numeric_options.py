@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import operator
+import reprlib
 from typing import Any, SupportsIndex
 
 import numpy as np
@@ -23,7 +24,7 @@ def whole_option(
 
     Args:
         name: the option's name.
-        given: an integer of Python, NumPy or torch; 2.0 and True are none.
+        value: an integer of Python, NumPy or torch; 2.0 and True are none.
         least: the smallest allowed value.
         error: the type to raise.
 
@@ -36,7 +37,7 @@ def whole_option(
         number = None
     if number is None or (least is not None and number < least):
         bound = "" if least is None else f" of at least {least}"
-        raise error(f"{name}={value!r}: give a whole number{bound}")
+        raise error(f"{name}={reprlib.repr(value)}: give a whole number{bound}")
     return number
 
 
@@ -52,7 +53,7 @@ def real_option(
 
     Args:
         name: the option's name.
-        given: a number of Python, NumPy or torch; a text is none.
+        value: a number of Python, NumPy or torch; a text is none.
         least: the smallest allowed value.
         more: the number must be above ``least``.
         infinite: whether infinity is allowed.
