@@ -122,7 +122,6 @@ class _Check:
         self._forward = _differentiable(forward, subject.differentiable)
         self._loss = subject.loss
         self._obstacles: list[Obstacle] = []
-        self._warned: dict[str, str] = {}
         self._static = False
         self._own_sizes = False  # whether the model reads sizes off the batch's own indices
 
@@ -194,8 +193,8 @@ class _Check:
                 module.register_forward_pre_hook(enter(path))
                 module.register_forward_hook(leave)
         unknown = StaticBatch(self._batch.layout, self._batch.tensors())
-        with Restored(), torch.enable_grad(), warnings.catch_warnings(record=True) as warned:
-            warnings.simplefilter("always")
+        with Restored(), torch.enable_grad(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
             context.enter(unknown)
             try:
                 with watch.running(), asks() as sizes_read:
@@ -211,7 +210,6 @@ class _Check:
                 stopped = True
             else:
                 self._obstacles += watch.obstacles
-        self._warned = {f"{w.filename}:{w.lineno}": str(w.message) for w in warned}
         leaves = {p for p, m in self._stock.named_modules() if not list(m.children())}
         layers = {p for p, m in self._stock.named_modules() if is_layer(m)}
         return [p for p in dict.fromkeys(ran) if p and (p in leaves or p in layers)], stopped
@@ -286,9 +284,7 @@ class _Check:
         self._obstacles += [o for o in trace.obstacles if o.where not in places]
         self._static = trace.static
         if trace.error is not None and not self._obstacles:
-            self._obstacles.append(
-                untraceable(trace.error, type(self._stock), trace.observed, self._warned)
-            )
+            self._obstacles.append(untraceable(trace.error, type(self._stock), trace.observed))
         return trace.graphs if trace.error is None else 0
 
     @cached_property

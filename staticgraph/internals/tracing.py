@@ -145,7 +145,7 @@ def forget_compiled() -> None:
     torch._dynamo.reset()
 
 
-def switched(**wanted: bool) -> AbstractContextManager[None]:
+def switched(**wanted: Any) -> AbstractContextManager[None]:
     """Sets Dynamo's options inside the block; options that this torch does not have are ignored."""
     config = torch._dynamo.config
     return config.patch({name: value for name, value in wanted.items() if hasattr(config, name)})

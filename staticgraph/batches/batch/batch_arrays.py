@@ -84,6 +84,11 @@ class BatchArrays:
         """``G``, as :attr:`num_graphs`."""
         return self.layout.capacity.graphs
 
+    def size(self, dim: int | None = None) -> int | tuple[int, int]:
+        """Returns ``(N, N)``, or one of both, as PyG's ``Data.size`` does."""
+        sizes = self.num_nodes, self.num_nodes
+        return sizes if dim is None else sizes[dim]
+
     def level_of(self, value: Tensor) -> Level:
         """Returns the level of a tensor's rows by its leading dimension.
 
@@ -304,18 +309,21 @@ def moved_edges(schema: Schema, objects: Mapping[str, Any]) -> dict[str, IntArra
 
 
 def whole_of(batch: BatchArrays) -> Tensor | None:
-    """Returns the buffer that all tensors of a batch are views of, and nothing else is; None if a
+    """Returns the memory of all tensors of a batch, and of nothing else, as uint8; None if a
     tensor was replaced, needs a gradient, or stands in a slot of several buckets."""
     layout, tensors = batch.layout, batch.tensors()
-    buffer = next(iter(tensors.values()))._base
+    first = next(iter(tensors.values()))
+    memory = first.untyped_storage()
     if (
-        buffer is None
-        or (buffer.dtype, buffer.dim(), buffer.numel()) != (torch.uint8, 1, layout.nbytes)
+        memory.nbytes() != layout.nbytes
         or [entry.name for entry in layout.entries] != list(tensors)
-        or any(each._base is not buffer or each.requires_grad for each in tensors.values())
+        or any(
+            each.untyped_storage().data_ptr() != memory.data_ptr() or each.requires_grad
+            for each in tensors.values()
+        )
     ):
         return None
-    return buffer
+    return torch.empty(0, dtype=torch.uint8, device=first.device).set_(memory)
 
 
 def note_indices(batch: BatchArrays) -> None:

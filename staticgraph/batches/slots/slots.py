@@ -234,9 +234,12 @@ class SlotLayout:
         return last.offset + -(-last.nbytes // ALIGNMENT) * ALIGNMENT
 
     def tensors(self, buffer: Tensor) -> dict[str, Tensor]:
-        """Returns views of a uint8 buffer that has at least :attr:`nbytes`."""
+        """Returns views of a uint8 buffer that has at least :attr:`nbytes`.
+
+        Each has a version of its own: a model may write to one field after it used another.
+        """
         return {
-            name: buffer[first:last].view(dtype).view(shape)
+            name: buffer[first:last].view(dtype).view(shape).data
             for name, first, last, dtype, shape in self._cuts
         }
 

@@ -35,7 +35,7 @@ from staticgraph.nn.context.bound_batch import (
 )
 from staticgraph.nn.context.dense_layout import DenseLayout, placed, places_of
 from staticgraph.nn.context.marked_tensor import GraphsOfRows, note_size
-from staticgraph.nn.context.row_queries import APART, FLAT, Asked
+from staticgraph.nn.context.row_queries import APART, FLAT, LAST, Asked
 from staticgraph.nn.context.search_room import SearchRoom
 from staticgraph.text.how_many import how_many
 
@@ -315,6 +315,19 @@ class BatchContext:
         elif levels and not noted.norm(norm, value, False, None):
             noted.flat[norm] = (*noted.flat.get(norm, ()), *levels)
         return levels[0][1] if levels else 1
+
+    def rows_last(self, norm: torch.nn.Module, value: Tensor) -> bool:
+        """Whether a norm's input ``[k, C, R]`` has rows of the batch in its last dimension.
+
+        In one bucket alone ``k`` could be a number of rows, so the run over other sizes decides.
+        """
+        if (binding := present()) is None or (noted := binding.asked) is None:
+            return LAST in (getattr(norm, FLAT, None) or ())
+        rows = [self._known_rows(size) for size in value.shape]
+        found = len(rows) == 3 and rows[0] is None and rows[2] is not None
+        if found:
+            noted.flat[norm] = (LAST,)
+        return found
 
     def mask_of(self, value: Tensor) -> Tensor:
         """``[R]`` bool: which rows of a tensor are real; see :meth:`rows_of`."""

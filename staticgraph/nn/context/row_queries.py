@@ -22,6 +22,8 @@ from torch import Tensor
 APART = "_staticgraph_apart"
 # What :attr:`Asked.flat` has of a norm.
 FLAT = "_staticgraph_flat"
+# In :attr:`Asked.flat` of a norm over ``[k, C, R]`` with rows of the batch in the last dimension.
+LAST = ("last", 0)
 
 
 class NeedsStems(Exception):

@@ -42,12 +42,6 @@ def flag_single_rows(norm: torch.nn.Module, device: torch.device) -> None:
         setattr(norm, SINGLE, flag)
 
 
-def _shapes(input: Tensor) -> tuple[list[int], tuple[int, ...]]:
-    """The dimensions to reduce, and the shape that broadcasts channels over the input."""
-    dims = [d for d in range(input.dim()) if d != 1]
-    return dims, (1, -1, *(1,) * (input.dim() - 2))
-
-
 def masked_batch_norm(
     norm: torch.nn.modules.batchnorm._BatchNorm,
     input: Tensor,
@@ -62,7 +56,8 @@ def masked_batch_norm(
         mask: bool, True on real rows.
         group: a process group to sum statistics over, or None.
     """
-    dims, shape = _shapes(input)
+    dims = [d for d in range(input.dim()) if d != 1]
+    shape = (1, -1, *(1,) * (input.dim() - 2))  # broadcasts channels over the input
     mask = mask.view(-1, *(1,) * (input.dim() - 1))
     values = input if input.dtype == torch.float64 else input.float()
     values = torch.where(mask, values, 0)
@@ -135,9 +130,7 @@ def single_row(norm: str, shape: list[int] | None = None) -> str:
     )
 
 
-def _over_real_rows(
-    norm: MaskedBatchNorm1d | MaskedBatchNorm2d, stock: Callable[[Tensor], Tensor], input: Tensor
-) -> Tensor:
+def _over_real_rows(norm: Any, stock: Callable[[Tensor], Tensor], input: Tensor) -> Tensor:
     """The output of a converted layer; ``stock`` is the layer's own forward."""
     context, binding = norm._staticgraph, present()
     from_batch = norm.training or norm.running_mean is None
@@ -194,7 +187,7 @@ def normed(
     return batch_norm(x, weight, bias, count, eps=eps, running=running)[0]
 
 
-def _as_leaf(norm: MaskedBatchNorm1d | MaskedBatchNorm2d, input: Tensor, count: Tensor) -> Tensor:
+def _as_leaf(norm: Any, input: Tensor, count: Tensor) -> Tensor:
     moved = (None, None, None)
     if _tracks(norm):
         moved = (norm.running_mean, norm.running_var, norm.num_batches_tracked)
@@ -213,7 +206,7 @@ class MaskedBatchNorm1d(torch.nn.BatchNorm1d):
 
     Which rows are real follows from the leading size: ``[N, C]`` nodes, ``[E, C]`` edges,
     ``[G, C]`` graphs, and the rows that self-loops and pools make from these; ``[N * k, C]`` is
-    taken as ``[N, k, C]`` laid flat.
+    taken as ``[N, k, C]`` laid flat. Nodes, edges or graphs may be last, too: ``[k, C, N]``.
 
     Raises:
         NotStatic: the leading size is none of these.
@@ -226,6 +219,8 @@ class MaskedBatchNorm1d(torch.nn.BatchNorm1d):
 
     def forward(self, input: Tensor) -> Tensor:
         """``[N, F]`` to the same; statistics over real rows."""
+        if self._staticgraph.rows_last(self, input):
+            return _over_real_rows(self, super().forward, input.transpose(0, 2)).transpose(0, 2)
         return _over_real_rows(self, super().forward, input)
 
 
@@ -257,20 +252,11 @@ class MaskedSyncBatchNorm(torch.nn.SyncBatchNorm):
 
     def forward(self, input: Tensor) -> Tensor:
         """``[N, F]`` to the same; statistics over the real rows of all ranks."""
-        context = self._staticgraph
-        from_batch = self.training or self.running_mean is None
-        if context.batch is None or not from_batch:
-            return super().forward(input)
-        group = None
-        if self.training and torch.distributed.is_initialized():
-            group = self.process_group or torch.distributed.group.WORLD
-        if group is not None:  # other ranks have rows as well
-            return masked_batch_norm(self, input, context.mask_of(input), group)
-        rows = context.rows_under(self, input)
-        if rows is None:
-            return super().forward(input)
-        check_not_single(input, context.real_rows(rows))
-        return masked_batch_norm(self, input, rows.mask)
+        alone = not self.training or not torch.distributed.is_initialized()
+        if alone or present() is None:
+            return _over_real_rows(self, super().forward, input)
+        group = self.process_group or torch.distributed.group.WORLD
+        return masked_batch_norm(self, input, self._staticgraph.mask_of(input), group)
 
 
 class _Summed(torch.autograd.Function):

@@ -69,10 +69,6 @@ KINDS: dict[str, tuple[str, str]] = {
         "torch.compile stops here",
         "write this part in operations on tensors, or run this model with mode='eager'",
     ),
-    "warns": (
-        "torch.compile does not trace warnings.warn",
-        "do what the warning advises, or warn in __init__; mode='eager' runs it as it is",
-    ),
     "raises while it is traced": (
         "the model or the loss runs in eager; torch.compile, which follows it with tensors alone, "
         "meets this exception",

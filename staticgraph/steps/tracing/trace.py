@@ -16,7 +16,7 @@ import logging
 import re
 import traceback
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -113,8 +113,9 @@ _LOGS = ("torch._subclasses.fake_tensor", "torch._guards")
 def tracing_options() -> Iterator[None]:
     """A ``with`` block for tracing, with ``torch.autograd.grad`` and recurrent layers in one graph.
 
-    Forces need the former; recurrent layers run as unrolled cells. The switches are torch's own,
-    from 2.11 on; a missing one is skipped, and tracing then reports what it cannot do. A trace
+    Forces need the former; recurrent layers run as unrolled cells; a model warns in
+    eager runs alone. The switches are torch's own, from 2.11 on; a missing one is skipped, and
+    tracing then reports what it cannot do. A trace
     makes a million objects that live until it ends, so garbage collection is off meanwhile; it took
     a tenth of the time. What an operation raises over tensors without values is in the error of the
     trace, and so is what a guard raises, so torch's logs do not print their stacks as well.
@@ -126,7 +127,7 @@ def tracing_options() -> Iterator[None]:
         log.disabled = True
     try:
         options = {"trace_autograd_ops": True, "allow_rnn": True, "run_gc_after_compile": False}
-        with switched(**options), guards_not_timed():
+        with switched(**options, ignore_logging_functions={warnings.warn}), guards_not_timed():
             yield
     finally:
         for log, was in zip(logs, silent, strict=True):
@@ -256,9 +257,7 @@ def advise(error: BaseException) -> None:
         error.add_note(advice)
 
 
-def untraceable(
-    message: str, model: type, seen: str | None = None, warned: Mapping[str, str] | None = None
-) -> Obstacle:
+def untraceable(message: str, model: type, seen: str | None = None) -> Obstacle:
     """Returns torch.compile's failure as an obstacle, in the first words of its message.
 
     The place is the innermost line of the model that the message names, or the model's class if it
@@ -268,7 +267,6 @@ def untraceable(
         message: torch's message.
         model: the model's class.
         seen: the exception of the model that torch met, if any.
-        warned: what the model warns of in eager, by ``file:line``.
     """
     lines = [line.strip() for line in message.strip().splitlines()]
     words = [lines[0] if lines else "torch.compile gave no reason"]
@@ -285,10 +283,6 @@ def untraceable(
     makes = _MAKES_DATA.search(source) or _MAKES_DATA.search(seen or "")
     inside = any("/torch_geometric/data/" in file for file, _ in frames)
     advice = _OF_DATA if makes or inside else known
-    if "module: _warnings" in message:
-        texts = warned or {}
-        text = texts.get(where) or " / ".join(texts.values())
-        return Obstacle(f"warnings.warn({text!r})", where, source, "warns", "", KINDS["warns"][1])
     if seen is not None:
         return Obstacle(seen, where, source, "raises while it is traced", "", advice)
     return Obstacle(": ".join(words[:2]), where, source, "cannot be traced", "", advice)
