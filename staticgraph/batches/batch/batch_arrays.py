@@ -310,7 +310,10 @@ def moved_edges(schema: Schema, objects: Mapping[str, Any]) -> dict[str, IntArra
 
 def whole_of(batch: BatchArrays) -> Tensor | None:
     """Returns the memory of all tensors of a batch, and of nothing else, as uint8; None if a
-    tensor was replaced, needs a gradient, or stands in a slot of several buckets."""
+    tensor was replaced, needs a gradient, or stands in a slot of several buckets, and in a trace,
+    which reads no memory."""
+    if torch.compiler.is_compiling():
+        return None
     layout, tensors = batch.layout, batch.tensors()
     first = next(iter(tensors.values()))
     memory = first.untyped_storage()
