@@ -41,6 +41,16 @@ def test_a_released_batch_raises_instead_of_showing_another(esol):
         first.x  # noqa: B018
 
 
+def test_a_graph_of_autograd_does_not_read_another_batch(esol):
+    weight, batches = torch.ones((), requires_grad=True), iter(loader(esol))
+    lost, kept = ((weight * batch.edge_attr).sum() for batch in (next(batches), next(batches)))
+    kept.backward()
+    for _ in range(3):
+        next(batches)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        lost.backward()
+
+
 def test_releasing_twice_or_dropping_afterwards_gives_the_slot_back_once(esol):
     source = loader(esol)
     batches = iter(source)

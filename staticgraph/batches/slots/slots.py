@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from torch import Tensor
+from torch.autograd.graph import increment_version
 
 from staticgraph.batches.slots.batch_memory import note
 from staticgraph.errors import NotStatic, PlanMismatch, SlotsExhausted
@@ -348,11 +349,13 @@ class SlotPool:
     def lend(self) -> Slot:
         """Returns a slot that nobody holds.
 
+        A graph of autograd that still needs what is in it raises in its backward.
+
         Raises:
             SlotsExhausted: the consumer keeps them all.
         """
         try:
-            return self._free.popleft()
+            slot = self._free.popleft()
         except IndexError:
             all_of_them = (
                 f"all {self.count} slots are held" if self.count > 1 else "the slot is held"
@@ -362,6 +365,8 @@ class SlotPool:
                 "keep a copy with batch.clone() (in place of list(loader): [batch.clone() for "
                 "batch in loader]), or raise StaticLoader(slots=...)"
             ) from None
+        increment_version([t for views in slot.views.values() for t in views.tensors.values()])
+        return slot
 
     def take_back(self, slot: Slot) -> None:
         """Takes a slot back; on a device, its next fill waits for the work queued until now."""
