@@ -36,6 +36,7 @@ from staticgraph.checking.comparison import Comparer
 from staticgraph.checking.example_batch import example_of
 from staticgraph.checking.padding_check import PaddingCheck, next_look
 from staticgraph.distributed.ranks import smallest_budget
+from staticgraph.errors import NotStatic
 from staticgraph.memory.budget import MemoryBudget
 from staticgraph.runner import compile_cache
 from staticgraph.runner.memory_commitments import FROM_IDS, OF_PAIRS, Commitments
@@ -137,6 +138,7 @@ class Preparation:
         self._steps, self._subject, self._execution = steps, subject, execution
         self._model, self._device = subject.model, subject.device
         self._trials: Trials | None = None
+        self._may_be_old = False  # whether compiled steps are from before this warm-up
         self._recorded_whole: set[tuple[str, int, str]] = set()
 
     # ------------------------------------------------------------------ a batch
@@ -262,9 +264,8 @@ class Preparation:
         started = time.perf_counter()
         self.cold_s = None if cache is None else compile_cache.load(cache, device)
         self._steps.close()
-        # A second warm-up compiles anew, since the model may have changed, and not late.
-        self._steps.compiled.warmed_up = False
-        self._steps.compiled.forget(works={"step" if p == "step" else "forward" for p in phases})
+        self._steps.compiled.warmed_up = False  # what a second warm-up compiles is not late
+        self._may_be_old = len(self._steps.compiled) > 0
         self._commit_gradients(phases)
         prepare = partial(self.prepare, schema=schema, example=example)
         with (
@@ -339,8 +340,16 @@ class Preparation:
             guard = self.commitments.recording(bucket, self.tear_down)
             measures = self.commitments.allocator is not None
             self.warmed = self.commitments.warmed if measures else None
+        key = way, bucket, phase, schema, example
         with _rarely_collected(), together, guard, self.watched(bucket, phase):
-            self._prepare(way, bucket, phase, schema, example)
+            try:
+                self._prepare(*key)
+            except NotStatic:
+                if not self._may_be_old:
+                    raise
+                self._may_be_old = False  # the model has changed since a warm-up before
+                self._steps.compiled.clear()
+                self._prepare(*key)
 
     def _commit_gradients(self, phases: Iterable[str]) -> None:
         """Commits, in advance, the gradients of recordings beyond one step per bucket."""
@@ -417,7 +426,7 @@ class Preparation:
         self.forget()
         self._steps.close()
         self._steps.compiled.warmed_up = False
-        self._steps.compiled.forget()
+        self._steps.compiled.clear()
         self._recorded_whole.clear()
         if self._steps.mode.recording:
             drop_recordings(self._device)

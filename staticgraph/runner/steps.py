@@ -228,7 +228,7 @@ class Steps:
         bucket = len(capacities) - 1
         self.plan = replace(self.plan, capacities=capacities)
         self.finite.grow(capacities)
-        self.compiled.forget_bucket(bucket)
+        self.compiled.forget(bucket)
         self.ways = {key: way for key, way in self.ways.items() if key[0] != bucket}
 
     def choose(self, ways: dict[tuple[int, str], str]) -> None:

@@ -84,11 +84,6 @@ class BatchArrays:
         """``G``, as :attr:`num_graphs`."""
         return self.layout.capacity.graphs
 
-    def size(self, dim: int | None = None) -> int | tuple[int, int]:
-        """Returns ``(N, N)``, or one of both, as PyG's ``Data.size`` does."""
-        sizes = self.num_nodes, self.num_nodes
-        return sizes if dim is None else sizes[dim]
-
     def level_of(self, value: Tensor) -> Level:
         """Returns the level of a tensor's rows by its leading dimension.
 

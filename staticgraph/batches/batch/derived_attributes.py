@@ -173,6 +173,8 @@ def derived(batch: BatchArrays, name: str) -> Any:
         if name.endswith(DICT_SUFFIX):
             return by_type(batch, name.removesuffix(DICT_SUFFIX))
         return None
+    if name == "size":  # a method of PyG's
+        return lambda dim=None: (batch.num_nodes,) * 2 if dim is None else batch.num_nodes
     field, _, part = name.rpartition("_")
     if part in AXIS_ARRAYS and field in schema:
         return followed(batch, schema[field], part)

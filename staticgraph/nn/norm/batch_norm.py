@@ -22,6 +22,9 @@ from staticgraph.nn.context.batch_context import BatchContext
 from staticgraph.nn.context.bound_batch import present
 from staticgraph.nn.context.leaf_calls import leaf
 
+# The field of a batch that holds the number of real rows of a level.
+COUNTED = {"node": "num_real_nodes", "edge": "num_real_edges", "graph": "num_real_graphs"}
+
 # A tensor of a norm over rows that a pool selected: True once there was a single real row. It is no
 # buffer, so that a twin of the model made before (AveragedModel) has the same buffers in its order.
 SINGLE = "_staticgraph_single"
@@ -144,7 +147,9 @@ def _over_real_rows(norm: Any, stock: Callable[[Tensor], Tensor], input: Tensor)
     check_not_single(input, rows)
     if rows is None or rows < 2:
         if binding.leaves and row_kind.counted is not None and norm.weight is not None:
-            return _as_leaf(norm, input, row_kind.mask.sum())
+            field = COUNTED.get(row_kind.counted)
+            count = getattr(binding.batch, field) if field else row_kind.mask.sum()
+            return _as_leaf(norm, input, count)
         return masked_batch_norm(norm, input, row_kind.mask)
     # Outside a compiled step the shapes are free: real rows come first, so the stock kernel
     # runs over just those: 0.23 ms forward and backward over 3,000 rows of 64 columns, where the

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import warnings
 from collections import Counter
-from collections.abc import Collection
 from typing import Any, NamedTuple
 
 import torch
@@ -214,7 +213,7 @@ class CompiledSteps:
                 counts.append((key, function.counts))
         return counts
 
-    def forget_bucket(self, bucket: int) -> None:
+    def forget(self, bucket: int) -> None:
         """Forgets the functions of one bucket."""
         for key in [key for key in self._functions if key.bucket == bucket]:
             del self._functions[key]
@@ -222,14 +221,11 @@ class CompiledSteps:
         for layers in self.apart.values():
             layers.forget(bucket)
 
-    def forget(self, works: Collection[str] = ("step", "forward")) -> None:
-        """Forgets all functions of some works."""
-        for key in [key for key in self._functions if key.work in works]:
-            del self._functions[key]
+    def clear(self) -> None:
+        """Forgets all functions."""
+        self._functions.clear()
         self._shared.clear()
-        for work in works:
-            self.apart.pop(work, None)
-            self.notes.pop(work, None)
-        if not self._functions:
-            self._dtypes.clear()
-            self._computation.hooks.forget()
+        self.apart.clear()
+        self.notes.clear()
+        self._dtypes.clear()
+        self._computation.hooks.forget()
