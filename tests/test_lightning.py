@@ -61,7 +61,14 @@ def by_hand(module, data, epochs=2):
     optimizer = module.configure_optimizers()
     module.log = lambda *_, **__: None
     if not isinstance(data, list):
-        data = data.loader(data.split("train"), shuffle=True)
+        data = sg.StaticLoader(
+            data.store,
+            data.plan,
+            indices=data.split("train"),
+            shuffle=True,
+            seed=3,
+            **data._options,
+        )
     for _ in range(epochs):
         for batch in data:
             graphs = batch if isinstance(batch, list) else batch.to_data_list()
@@ -70,8 +77,8 @@ def by_hand(module, data, epochs=2):
     return module
 
 
-def assert_same_losses(module, twin):
-    assert torch.allclose(torch.stack(module.losses), torch.stack(twin.losses), rtol=1e-3)
+def assert_same_losses(module, twin, rtol=1e-4):
+    assert torch.allclose(torch.stack(module.losses), torch.stack(twin.losses), rtol=rtol)
 
 
 @pytest.mark.slow
@@ -93,7 +100,7 @@ def test_a_training_step_as_it_is_gives_what_plain_pyg_gives(esol, tmp_path, kin
     data = data_of(esol, plan=sg.plan_buckets(esol, size), exact=size > 3)
     trainer_of(tmp_path).fit(module, datamodule=data)
     by_hand(twin, data)
-    assert_same_losses(module, twin)
+    assert_same_losses(module, twin, 3e-3 / size)
     assert_same_state(module, twin, rtol=0.03 / size, atol=3e-4 / size)
     assert "forward" not in vars(module), "put back afterwards"
 

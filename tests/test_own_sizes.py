@@ -162,6 +162,7 @@ def test_what_is_no_index_of_the_batch_is_still_refused():
 
     store = sg.GraphStore.from_pyg(graphs())
     report = sg.check(Net(chosen), [(45, 131, 8)], store)
+    assert not report.ok
     assert any("test_own_sizes.py" in obstacle.where for obstacle in report.obstacles)
 
 
@@ -186,7 +187,7 @@ def test_a_model_that_does_not_ask_is_left_as_it_was():
 
     store = sg.GraphStore.from_pyg(graphs())
     runner = sg.StaticGraphRunner(Net(asks_nothing), [(45, 131, 8)], mode="eager")
-    runner.predict(store)
+    assert runner.predict(store).shape == (12, 1)
 
 
 def to_targets(x, edge_index, ways):

@@ -621,8 +621,9 @@ def test_a_number_within_a_graph_that_leaves_the_batch_on_padding_says_what_to_d
 
 
 def test_what_is_set_on_a_batch_is_beside_plain_pyg_too():
-    sg.StaticGraphRunner(
+    runner = sg.StaticGraphRunner(
         nn.Linear(C, 1).double(),
         PLAN,
-        forward=lambda model, batch: model(batch.x) * (batch.edge_weight is not None),
-    )(BATCH.replace(edge_weight=torch.ones(len(BATCH.edge_index[0]))))
+        forward=lambda model, batch: model(batch.x) * hasattr(batch, "weight"),
+    )
+    runner.eval_step(BATCH.replace(weight=torch.ones(len(BATCH.edge_index[0]))))

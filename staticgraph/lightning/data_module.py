@@ -25,7 +25,7 @@ class ResumingLoader(StaticLoader):
     """A loader whose state Lightning keeps in its checkpoints, and to whose sampler it tells the
     epoch: after a finished one it does not load the state."""
 
-    _counted: int | None = None
+    _counted: int | None = None  # what Lightning was told first
 
     @property
     def batch_sampler(self) -> SimpleNamespace:
@@ -39,7 +39,7 @@ class ResumingLoader(StaticLoader):
             TypeError: they are packed or split, and others in every epoch; Lightning, which asks
                 once, then takes all there are.
         """
-        if self.batcher.shuffle and not (self.batcher.exact and not self.batcher.stats.split):
+        if self.batcher.shuffle and (not self.batcher.exact or self.batcher.stats.split):
             raise TypeError("the number of batches that are packed or split differs by epoch")
         count = super().__len__()
         self._counted = self._counted or count

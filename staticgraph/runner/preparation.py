@@ -340,16 +340,16 @@ class Preparation:
             guard = self.commitments.recording(bucket, self.tear_down)
             measures = self.commitments.allocator is not None
             self.warmed = self.commitments.warmed if measures else None
-        key = way, bucket, phase, schema, example
+        arguments = way, bucket, phase, schema, example
         with _rarely_collected(), together, guard, self.watched(bucket, phase):
             try:
-                self._prepare(*key)
+                self._prepare(*arguments)
             except NotStatic:
                 if not self._may_be_old:
                     raise
                 self._may_be_old = False  # the model has changed since a warm-up before
                 self._steps.compiled.clear()
-                self._prepare(*key)
+                self._prepare(*arguments)
 
     def _commit_gradients(self, phases: Iterable[str]) -> None:
         """Commits, in advance, the gradients of recordings beyond one step per bucket."""

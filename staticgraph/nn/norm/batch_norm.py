@@ -130,7 +130,11 @@ def single_row(norm: str, shape: list[int] | None = None) -> str:
     )
 
 
-def _over_real_rows(norm: Any, stock: Callable[[Tensor], Tensor], input: Tensor) -> Tensor:
+def _over_real_rows(
+    norm: MaskedBatchNorm1d | MaskedBatchNorm2d | MaskedSyncBatchNorm,
+    stock: Callable[[Tensor], Tensor],
+    input: Tensor,
+) -> Tensor:
     """The output of a converted layer; ``stock`` is the layer's own forward."""
     context, binding = norm._staticgraph, present()
     from_batch = norm.training or norm.running_mean is None
@@ -189,7 +193,9 @@ def normed(
     return batch_norm(x, weight, bias, count, eps=eps, running=running)[0]
 
 
-def _as_leaf(norm: Any, input: Tensor, count: Tensor) -> Tensor:
+def _as_leaf(
+    norm: MaskedBatchNorm1d | MaskedBatchNorm2d | MaskedSyncBatchNorm, input: Tensor, count: Tensor
+) -> Tensor:
     moved = (None, None, None)
     if _tracks(norm):
         moved = (norm.running_mean, norm.running_var, norm.num_batches_tracked)

@@ -113,12 +113,12 @@ _LOGS = ("torch._subclasses.fake_tensor", "torch._guards")
 def tracing_options() -> Iterator[None]:
     """A ``with`` block for tracing, with ``torch.autograd.grad`` and recurrent layers in one graph.
 
-    Forces need the former; recurrent layers run as unrolled cells; a model warns in
-    eager runs alone. The switches are torch's own, from 2.11 on; a missing one is skipped, and
-    tracing then reports what it cannot do. A trace
-    makes a million objects that live until it ends, so garbage collection is off meanwhile; it took
-    a tenth of the time. What an operation raises over tensors without values is in the error of the
-    trace, and so is what a guard raises, so torch's logs do not print their stacks as well.
+    Forces need the former; recurrent layers run as unrolled cells; a model warns in eager runs
+    alone. The switches are torch's own, from 2.11 on; a missing one is skipped, and tracing then
+    reports what it cannot do. A trace makes a million objects that live until it ends, so garbage
+    collection is off meanwhile; it took a tenth of the time. What an operation raises over tensors
+    without values is in the error of the trace, and so is what a guard raises, so torch's logs do
+    not print their stacks as well.
     """
     collects, logs = gc.isenabled(), [logging.getLogger(name) for name in _LOGS]
     gc.disable()
