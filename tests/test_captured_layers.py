@@ -168,11 +168,6 @@ class OfChosen(Branching):
         return Chosen(conv)
 
 
-@pytest.mark.filterwarnings("ignore:.*fused by themselves")
-def test_a_layer_whose_shapes_follow_the_data_stays_in_eager(esol):
-    assert_as_eager(OfChosen, few(esol), ["convs.0"])
-
-
 class Pooling(Branching):
     """A layer that returns rows of which others must know."""
 
@@ -190,8 +185,9 @@ class Pooling(Branching):
 
 
 @pytest.mark.filterwarnings("ignore:.*fused by themselves")
-def test_a_pool_stays_in_eager(esol):
-    assert_as_eager(Pooling, few(esol), ["convs.0"])
+@pytest.mark.parametrize("model", [OfChosen, Pooling])
+def test_a_layer_whose_shapes_follow_the_data_stays_in_eager(esol, model):
+    assert_as_eager(model, few(esol), ["convs.0"])
 
 
 class Plain(Branching):

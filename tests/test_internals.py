@@ -5,10 +5,15 @@ Inductor, hooks) show what changed."""
 from __future__ import annotations
 
 import ast
+import ctypes
+import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import staticgraph
+from staticgraph.internals.memory import keep_freed_memory
 
 ROOT = Path(staticgraph.__file__).parent
 ROOMS = ("internals", "dryrun/stubs")
@@ -42,3 +47,23 @@ def test_private_names_of_torch_stand_in_their_rooms():
         for line, name in private_names(path.read_text())
     ]
     assert found == []
+
+
+STEPS = """
+import resource, torch, staticgraph as sg
+sg.StaticGraphRunner(torch.nn.Linear(1, 1), [(9, 5, 3)])
+for _ in range(3):
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    kept = [torch.ones(1 << 18) for _ in range(200)]
+    del kept
+print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+"""
+
+
+def test_a_cpu_runner_keeps_what_a_step_frees(monkeypatch):
+    path = {"PYTHONPATH": os.pathsep.join(sys.path)}  # and no variables for malloc
+    run = subprocess.run([sys.executable, "-c", STEPS], capture_output=True, env=path)
+    assert int(run.stdout) < 999, run.stderr  # of 51,200 pages
+    monkeypatch.setattr(ctypes, "CDLL", None)
+    monkeypatch.setenv("MALLOC_ARENA_MAX", "8")
+    keep_freed_memory.__wrapped__()  # malloc is the user's to set up

@@ -28,7 +28,7 @@ def drawn(*shape: int) -> torch.Tensor:
 @pytest.fixture
 def onednn(monkeypatch):
     """As on a machine where oneDNN is faster, at any size."""
-    monkeypatch.setattr(cpu, "_gains", lambda threads: (True, True))
+    monkeypatch.setattr(cpu, "_gains", lambda *_: (True, True))
     monkeypatch.setattr(cpu, "SMALL", 1)
 
 
@@ -131,13 +131,14 @@ def test_the_library_that_is_faster_is_taken(monkeypatch):
     def gains(onednn_product) -> tuple[bool, bool]:
         monkeypatch.setattr(cpu, "onednn_product", onednn_product)
         cpu._gains.cache_clear()
-        assert cpu.onednn_gains(*size) == cpu._gains(torch.get_num_threads())[0]
-        return cpu._gains(torch.get_num_threads())
+        assert cpu.onednn_gains(*size) == cpu._gains(torch.get_num_threads(), *size[1:])[0]
+        return cpu._gains(torch.get_num_threads(), *size[1:])
 
     def slow_for_weights(a, b):
-        return [product(a, b) for _ in range(40)] if a.size(0) < a.size(1) else None
+        return [product(a, b) for _ in range(40)] if len(a) == 64 else None
 
     assert gains(slow_for_weights) == (True, False)
+    assert cpu.onednn_gains(2048, 64, 16, of_weight=True), "other widths are timed by themselves"
     assert gains(lambda a, b: None) == (True, True)
     assert not cpu.onednn_gains(64, 64, 64), "torch's overhead is smaller"
     with torch.backends.mkldnn.flags(enabled=False):

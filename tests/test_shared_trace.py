@@ -26,9 +26,11 @@ PLAN = sg.BucketPlan.of(SIZES, batch_size=16)
 class PerNode(nn.Module):
     """A number for every node, from a model in which no layer asks what its rows are."""
 
+    columns = 9
+
     def __init__(self) -> None:
         super().__init__()
-        self.head = nn.Linear(9, 1)
+        self.head = nn.Linear(self.columns, 1)
 
     def forward(self, x):
         return self.head(x.double())
@@ -37,9 +39,7 @@ class PerNode(nn.Module):
 class PerEdge(PerNode):
     """A number for every edge."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.head = nn.Linear(3, 1)
+    columns = 3
 
     def forward(self, edge_attr):
         return self.head(edge_attr.double())

@@ -2,7 +2,7 @@
 
 torch multiplies float32 matrices with the library that it was built with, often MKL, which takes
 twice as long as oneDNN on some processors and no longer on others. No shape tells which, so a layer
-and its weight's gradient are timed once per process and number of threads.
+and its weight's gradient are timed, once per process, number of threads and pair of widths.
 """
 
 from __future__ import annotations
@@ -17,9 +17,10 @@ from torch import Tensor
 
 from staticgraph.internals.dispatch import onednn_linear, undispatched
 
-# Rows and columns of the layer that is timed, and how often. The fastest call of each library
-# counts, since noise only adds.
-TIMED_ROWS, TIMED_WIDTH, ROUNDS = 2048, 64, 9
+# Rows and most columns of the layer that is timed, and how often. The fastest call of each library
+# counts, since noise only adds. Wider layers gain as much as one of 128 columns, narrower ones
+# less: oneDNN copies for the weight's gradient, which costs as much as a product of 32 columns.
+TIMED_ROWS, TIMED_WIDTH, ROUNDS = 2048, 128, 9
 # What oneDNN has to be faster by. Choices should not change between processes: on an AMD EPYC with
 # AVX2 it is 1.12 times as fast, on one with AVX-512 2 and, for the weight's gradient, 1.25 times.
 GAIN = 1.18
@@ -54,17 +55,19 @@ def onednn_gains(rows: int, inputs: int, outputs: int, of_weight: bool = False) 
     """
     if rows * inputs * outputs < SMALL or not torch.backends.mkldnn.enabled:
         return False
-    return _gains(torch.get_num_threads())[of_weight]
+    widths = [min(TIMED_WIDTH, 1 << (width - 1).bit_length()) for width in (inputs, outputs)]
+    return _gains(torch.get_num_threads(), *widths)[of_weight]
 
 
 @cache
-def _gains(threads: int) -> tuple[bool, bool]:
+def _gains(threads: int, inputs: int, outputs: int) -> tuple[bool, bool]:
     """Times both kinds of products by both libraries, with the current ``threads``."""
     if onednn_linear is None:
         return False, False
     with undispatched(), torch.no_grad(), torch.autocast("cpu", enabled=False):
-        x, weight = torch.ones(TIMED_ROWS, TIMED_WIDTH), torch.ones(TIMED_WIDTH, TIMED_WIDTH)
-        kinds = [[(x, weight), (x, weight.t())], [(x.t(), x.t())]]
+        x, grad = torch.ones(TIMED_ROWS, inputs), torch.ones(TIMED_ROWS, outputs)
+        weight = torch.ones(outputs, inputs)
+        kinds = [[(x, weight), (grad, weight.t())], [(grad.t(), x.t())]]
         libraries = [lambda a, b: a @ b.t(), onednn_product]
         least = np.full((len(kinds), len(libraries)), np.inf)
         for _ in range(ROUNDS):

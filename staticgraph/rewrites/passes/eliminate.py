@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import operator
+from functools import cache
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch.fx import Graph
 
+from staticgraph.internals.dispatch import OpOverload, OpOverloadPacket
 from staticgraph.kernels.edges import ORDER_EDGES, order_edges
 from staticgraph.kernels.table_sum import fold_codes, table_sum
 from staticgraph.nn.context.dense_layout import attendable, laid_out, placed, read_back
@@ -19,76 +21,22 @@ from staticgraph.nn.utils.self_loops import (
     loops_remaining,
     loops_removed,
 )
-from staticgraph.rewrites.captured_graph.canonical_ops import (
-    ADD,
-    DIV,
-    GATHER,
-    MUL,
-    SELECT,
-    SHAPES,
-    SUB,
-    Call,
-    is_fenced,
-)
+from staticgraph.rewrites.captured_graph.canonical_ops import GATHER, Call, is_fenced
 
-# Functions without side effects that draw no random numbers.
+# Functions of this library and of Python that have no effect other than their result, and methods
+# that are no operator of torch.
 _PURE = {
-    *(
-        ADD,
-        SUB,
-        MUL,
-        DIV,
-        GATHER,
-        SELECT,
-        F.relu,
-        F.silu,
-        F.gelu,
-        F.leaky_relu,
-        F.linear,
-        F.embedding,
-    ),
-    *(operator.getitem, operator.add, operator.sub, operator.mul, operator.truediv),
+    GATHER,
+    *(operator.getitem, operator.add, operator.sub, operator.mul, operator.truediv, operator.pow),
     *(operator.eq, operator.ne, operator.lt, operator.le, operator.gt, operator.ge),
-    *(operator.and_, operator.or_, operator.invert, operator.neg),
-    *(torch.where, torch.cat, torch.stack, torch.zeros, torch.ones, torch.arange, torch.full),
-    *(torch.zeros_like, torch.ones_like, torch.exp, torch.unbind, torch.unsqueeze, torch.isnan),
-    *(torch.narrow, torch.split, torch.neg, torch.transpose, torch.Tensor.view, torch.sigmoid),
-    *(torch.empty_like, torch.reshape, torch.squeeze, torch.flatten, torch.sum),
-    *(torch.einsum, torch.matmul, torch.bmm, operator.matmul),
-    *(torch.Tensor.contiguous, torch.bincount, torch.pow, torch.square, torch.sqrt, torch.rsqrt),
-    *(torch.tanh, torch.sin, torch.cos, torch.log, torch.abs, torch.clamp, torch.reciprocal),
-    *(F.softplus, F.elu, F.tanh, F.sigmoid, F.layer_norm, F.normalize, torch.linalg.norm),
-    operator.pow,
+    *(operator.and_, operator.or_, operator.invert, operator.neg, operator.matmul),
     *(scattered, softmaxed, gcn_normed, loops_added, loops_remaining, loops_removed),
-    *(placed, laid_out, read_back, attendable),
+    *(placed, laid_out, read_back, attendable, F.normalize),
     *(table_sum, fold_codes, order_edges, ORDER_EDGES),
+    *("long", "float", "double"),
 }
-_PURE_METHODS = {
-    *SHAPES,
-    *("expand", "expand_as", "new_zeros", "new_ones", "new_full", "to", "long", "float", "double"),
-    *("sqrt", "masked_fill", "narrow", "log", "sigmoid", "index_copy", "matmul", "bmm"),
-    *("sum", "mean", "clamp", "detach", "transpose", "t", "permute", "repeat", "type_as", "unbind"),
-    *(
-        "diff",
-        "argsort",
-        "square",
-        "rsqrt",
-        "pow",
-        "eq",
-        "tanh",
-        "sin",
-        "cos",
-        "abs",
-        "exp",
-        "norm",
-        "squeeze",
-        "split",
-        "size",
-        "index_select",
-        "select",
-        "scatter_add",
-    ),
-}
+# Operators with an effect that their schema does not tell.
+_EFFECTS = {"batch_norm", "instance_norm", "backward", "item", "is_nonzero"}
 
 
 def drop_unread(graph: Graph) -> None:
@@ -103,11 +51,30 @@ def is_pure(node: Call) -> bool:
     """Whether a call has no effect other than its result."""
     if node.meta.get("writes") or node.meta.get("inserted"):
         return bool(node.meta.get("inserted"))  # by a rewrite, for its result
-    if node.op == "call_function":
-        return node.target in _PURE
-    if node.op == "call_method":
-        return node.target in _PURE_METHODS
-    return node.op == "get_attr"
+    if node.op not in ("call_function", "call_method"):
+        return node.op == "get_attr"
+    return node.target in _PURE or _is_pure_operator(node.target)
+
+
+@cache
+def _is_pure_operator(target: Any) -> bool:
+    """Whether a method, or a function of torch, is an operator that by its schema neither changes
+    an argument nor draws random numbers."""
+    name = target
+    if not isinstance(target, str):
+        module = getattr(target, "__module__", None) or "torch"  # a method, and most functions
+        if not module.startswith("torch.") and module != "torch":
+            return False
+        name = getattr(target, "__name__", "")
+    operators = getattr(torch.ops.aten, name, None)
+    if name.startswith("_") or name in _EFFECTS or not isinstance(operators, OpOverloadPacket):
+        return False
+    return not any(map(_has_effect, (getattr(operators, each) for each in operators.overloads())))
+
+
+def _has_effect(operator: OpOverload) -> bool:
+    changes = operator._schema.is_mutable and not any(a.is_out for a in operator._schema.arguments)
+    return changes or torch.Tag.nondeterministic_seeded in operator.tags
 
 
 def drop_twins(graph: Graph) -> None:
