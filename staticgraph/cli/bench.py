@@ -54,8 +54,8 @@ def run(
     import torch
 
     from staticgraph import models
-    from staticgraph.dryrun import baseline
-    from staticgraph.dryrun.operations import PARTS
+    from staticgraph.dryrun import operations
+    from staticgraph.dryrun.report import PARTS
     from staticgraph.errors import DryRunUnavailable
     from staticgraph.plans.choose_capacities import plan_buckets
     from staticgraph.training.tasks import task_of
@@ -70,16 +70,16 @@ def run(
         torch.manual_seed(0)
         return models.build(model, store, hidden=hidden, layers=layers)
 
-    ways = baseline.EAGER if eager or operators else baseline.EAGER[:1]
+    ways = operations.EAGER if eager or operators else operations.EAGER[:1]
     with waiting("counting operations in eager mode"):
-        counts = {way: baseline.dispatched(way, build(), store, plan, dtype) for way in ways}
-    columns = [baseline.operations_column(way, counted) for way, counted in counts.items()]
+        counts = {way: operations.dispatched(way, build(), store, plan, dtype) for way in ways}
+    columns = [operations.operations_column(way, counted) for way, counted in counts.items()]
     label = ""
     try:
         for kernels in () if eager else (False, True):
             what = "with kernels" if kernels else "of stock layers"
             with waiting(f"compiling the step {what} for {gpu}"):
-                column, label = baseline.launched(build(), plan, gpu, kernels, dtype)
+                column, label = operations.launched(build(), plan, gpu, kernels, dtype)
             columns.append(column)
     except DryRunUnavailable as error:
         print(f"skipped what is compiled: {error}", file=sys.stderr)
@@ -95,9 +95,9 @@ def run(
     print(f"{title}, batch {batch_size}{precision}, {plan.capacities[0]}: one training step")
     rows: list[list[Any]] = [[part, *(column.parts[part] for column in columns)] for part in PARTS]
     rows.append(["step", *(column.step for column in columns)])
-    stock = next((column.step for column in columns if column.name == baseline.STOCK), None)
+    stock = next((column.step for column in columns if column.name == operations.STOCK), None)
     if stock:
-        rows.append([f"of {baseline.STOCK}", *(f"{c.step / stock:.2f}" for c in columns)])
+        rows.append([f"of {operations.STOCK}", *(f"{c.step / stock:.2f}" for c in columns)])
     print(table(["", *(f"{column.name}, {column.unit}" for column in columns)], rows))
     print("operations: dispatched in eager mode, views and allocations left out")
     if label:

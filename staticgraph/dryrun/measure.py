@@ -47,21 +47,7 @@ BATCH_SIZE = 32
 FUSED_ADAM = partial(torch.optim.Adam, lr=1e-3, capturable=True, fused=True)
 
 
-@dataclass(frozen=True, slots=True)
-class Candidate:
-    """The model and plan that a dry run is for.
-
-    Attributes:
-        subject: the model and how it is trained.
-        plan: the buckets.
-        make_optimizer: called with the model's parameters, where the subject has no optimizer.
-        notes: remarks about stand-ins for arguments that were not given.
-    """
-
-    subject: Subject
-    plan: BucketPlan
-    make_optimizer: Callable[..., torch.optim.Optimizer]
-    notes: tuple[str, ...]
+MakeOptimizer = Callable[..., torch.optim.Optimizer]
 
 
 def candidate_of(
@@ -79,8 +65,12 @@ def candidate_of(
     autocast: Any = None,
     clip_norm: float | None = None,
     differentiable: Sequence[str] = (),
-) -> Candidate:
+) -> tuple[Subject, BucketPlan, MakeOptimizer]:
     """Builds what the arguments, those of :func:`staticgraph.dryrun.dry_run`, describe.
+
+    Returns:
+        The model and how it is trained, the buckets, and what is called with the model's
+        parameters if the subject has no optimizer.
 
     Raises:
         ValueError: a name that cannot be resolved, or neither plan nor data.
@@ -115,8 +105,7 @@ def candidate_of(
         clip_norm=clip_norm,
         differentiable=differentiable,
     )
-    make = optimizer if optimizer is not None and not is_made else FUSED_ADAM
-    return Candidate(subject, plan, make, () if loss else (STAND_IN,))
+    return subject, plan, FUSED_ADAM if optimizer is None or is_made else optimizer
 
 
 def mean_square(out: Any, batch: Any) -> Tensor:
@@ -151,32 +140,34 @@ def measure(
             f"mode {unknown[0]!r} has no dry run; choose one of {', '.join(MODES)} (max-autotune "
             "times kernels on the device)"
         )
-    candidate = candidate_of(**options)
+    subject, plan, make_optimizer = candidate_of(**options)
     WATCH.sources.clear()
     WATCH.kernels.clear()
     WATCH.compiles = compile_kernels
-    computed = _computed(candidate)
+    computed = _computed(subject, plan)
     runs: list[BucketRun] = []
     for mode in modes:
-        runs += _Mode(candidate, computed, mode, target, moments).runs(tuple(phases))
+        tried = _Mode(subject, plan, make_optimizer, computed, mode, target, moments)
+        runs += tried.runs(tuple(phases))
+    notes = [None if options.get("loss") else STAND_IN, caveat()]
     return DryRun(
         target=target.name,
         device=target.device,
         torch=torch.__version__,
-        model=type(candidate.subject.model).__name__,
+        model=type(subject.model).__name__,
         kernels=bool(options.get("kernels")),
-        autocast=candidate.subject.precision,
+        autocast=subject.precision,
         runs=tuple(runs),
         uses=tuple(ptx.uses()) if compile_kernels else (),
         emulated=(ATTENTION_EMULATED, INDUCTOR_EMULATED),
-        notes=(*candidate.notes, *filter(None, [caveat()])),
+        notes=tuple(filter(None, notes)),
     )
 
 
-def _computed(candidate: Candidate) -> Computation:
-    """A copy of the candidate that has run once, on the CPU, over padding alone."""
-    subject = replace(candidate.subject, model=copy.deepcopy(candidate.subject.model))
-    computation, plan = Computation(subject), candidate.plan
+def _computed(subject: Subject, plan: BucketPlan) -> Computation:
+    """A copy of the model that has run once, on the CPU, over padding alone."""
+    subject = replace(subject, model=copy.deepcopy(subject.model))
+    computation = Computation(subject)
     assert plan.schema is not None
     layout = SlotLayout(0, plan.capacities[0], plan.schema)
     computation.known(StaticBatch.blank(layout, subject.device))
@@ -185,14 +176,16 @@ def _computed(candidate: Candidate) -> Computation:
 
 @dataclass
 class _Mode:
-    """One mode of one candidate.
+    """One mode of one model.
 
     Attributes:
         noted: what the preparation of a bucket and phase compiled.
         key: the bucket and phase that are prepared or counted; None before the first.
     """
 
-    candidate: Candidate
+    subject: Subject
+    plan: BucketPlan
+    make_optimizer: MakeOptimizer
     computed: Computation
     mode: str
     target: TargetDevice
@@ -215,22 +208,22 @@ class _Mode:
         forget_compiled()
         TREES.roots.clear()
         with Watcher() as watcher:
-            subject = self.candidate.subject
+            subject = self.subject
             model, optimizer = fake_twin(subject.model, subject.optimizer, watcher, "cuda")
             if optimizer is None:
                 trained = [p for p in model.parameters() if p.requires_grad]
-                optimizer = self.candidate.make_optimizer(trained)
+                optimizer = self.make_optimizer(trained)
             recorder = RefusingRecorder(lambda: _resident(runner))
             runner = StaticGraphRunner(
                 replace(subject, model=model, optimizer=optimizer, check_padding=False),
-                self.candidate.plan,
+                self.plan,
                 self.mode,
                 recording=Recording(recorder=recorder),
             )
             runner.steps.computation.assume_rows(self.computed)
             runner.preparation.watched = self._noting
             runner.warmup(progress=False, phases=phases)
-            buckets = reversed(range(len(self.candidate.plan.capacities)))
+            buckets = reversed(range(len(self.plan.capacities)))
             keys = [(bucket, phase) for bucket in buckets for phase in phases]
             steps = recorder.runs
             if self.mode != "cuda-graph":
@@ -258,7 +251,7 @@ class _Mode:
         return BucketRun(
             self.mode,
             bucket,
-            str(self.candidate.plan.capacities[bucket]),
+            str(self.plan.capacities[bucket]),
             phase,
             pieces=None if expected is None else sum(graph.recorded for graph in graphs),
             expected=expected,
@@ -272,7 +265,7 @@ class _Mode:
     def _counted(self, runner: StaticGraphRunner, bucket: int, phase: str) -> CountedStep:
         """Counts a step after the warm-up."""
         self.key = bucket, phase
-        steps, schema = runner.steps, self.candidate.plan.schema
+        steps, schema = runner.steps, self.plan.schema
         assert schema is not None
         batch = StaticBatch.blank(steps.layout(bucket, schema), runner.device)
 
@@ -298,7 +291,7 @@ class _Mode:
             for compiled, count in runner.steps.compiled.counts
             if compiled.bucket == bucket and compiled.grad == (phase == "step")
         ]
-        half = self.candidate.subject.autocast in (torch.bfloat16, torch.float16)
+        half = self.subject.autocast in (torch.bfloat16, torch.float16)
         # In float32 TF32 is off.
         rate = self.target.tensor_flops if half else self.target.float32_flops
         bandwidth = self.target.bandwidth_bytes_s
@@ -328,7 +321,7 @@ class _Mode:
         causes = noted.causes if refused is None else (refused.cause,)
         return [
             replace(noted, bucket=bucket, capacity=str(capacity), causes=causes, error=text)
-            for bucket, capacity in enumerate(self.candidate.plan.capacities)
+            for bucket, capacity in enumerate(self.plan.capacities)
         ]
 
 

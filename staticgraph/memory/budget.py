@@ -138,13 +138,11 @@ class MemoryBudget:
 
         if not 0 < safety <= 1:
             raise ValueError(f"safety={safety} must be above 0 and at most 1, such as 0.95")
-        device_bytes = device_memory(device)
-        ours = device_bytes.free_bytes + device_bytes.held_bytes
+        name, total, ours = device_memory(device)
         most = int(safety * ours)
         if max_bytes is not None:
             most = min(most, parse_bytes(max_bytes))
-        driver = device_bytes.total_bytes - ours
-        return cls(most, driver, ours - most, device_bytes.name)
+        return cls(most, total - ours, ours - most, name)
 
     def with_data_set(self, nbytes: int) -> MemoryBudget:
         """The same cap with ``nbytes`` more of it used by a data set on the device."""
@@ -270,12 +268,13 @@ class MemoryBudget:
         return f"at most {human_bytes(self.max_bytes)} ({self.device}{besides})"
 
 
-def scaled(capacity: Capacity, share: float) -> Capacity:
-    """Scales a capacity by a share, at least to where it still holds its largest graph."""
+def scaled(capacity: Capacity, share: float, edges: int = 0) -> Capacity:
+    """Scales a capacity by a share, at least to where it still holds its largest graph, and these
+    edges."""
     largest_graph = capacity.max_graph_nodes
     return Capacity.distinct(
         max(largest_graph + capacity.node_reserve, int(capacity.nodes * share)),
-        max(capacity.edge_reserve, int(capacity.edges * share)),
+        max(edges, capacity.edge_reserve, int(capacity.edges * share)),
         max(2, int(capacity.graphs * share)),
         largest_graph,
         [(name, max(1, int(rows * share))) for name, rows in capacity.extra],

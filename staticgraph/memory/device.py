@@ -1,24 +1,17 @@
-"""The memory of a device: total, free, and held by torch in this process."""
+"""The memory of a device, for :meth:`staticgraph.memory.budget.MemoryBudget.of_device`."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
 
-class DeviceMemory(NamedTuple):
-    """A device's memory in bytes: total, free, and held by torch in this process."""
+def device_memory(device: Any = None) -> tuple[str, int, int]:
+    """Returns a device's name, its bytes, and those that this process may take or has taken.
 
-    name: str
-    total_bytes: int
-    free_bytes: int
-    held_bytes: int
-
-
-def device_memory(device: Any = None) -> DeviceMemory:
-    """Queries a CUDA device; on the CPU, the main memory available without swapping.
+    On the CPU these are the main memory, and what is available of it without swapping.
 
     Raises:
         ValueError: the memory of the device cannot be read.
@@ -28,8 +21,8 @@ def device_memory(device: Any = None) -> DeviceMemory:
     device = torch.device(device)
     if device.type == "cuda":
         free, total = torch.cuda.mem_get_info(device)
-        held = torch.cuda.memory_reserved(device)
-        return DeviceMemory(torch.cuda.get_device_name(device), total, free, held)
+        ours = free + torch.cuda.memory_reserved(device)
+        return torch.cuda.get_device_name(device), total, ours
     if device.type != "cpu":
         raise ValueError(
             f"the memory of {device} cannot be read: give a cap, MemoryBudget('20GiB')"
@@ -41,4 +34,4 @@ def device_memory(device: Any = None) -> DeviceMemory:
             "the free main memory cannot be read here: give a cap, MemoryBudget('20GiB')"
         ) from None
     fields = {line.split(":")[0]: int(line.split()[1]) << 10 for line in lines}
-    return DeviceMemory("cpu", fields["MemTotal"], fields["MemAvailable"], 0)
+    return "cpu", fields["MemTotal"], fields["MemAvailable"]

@@ -144,7 +144,8 @@ class Fit(NamedTuple):
         Raises:
             ValueError: the capacity has other axes than the data that was probed.
         """
-        here = self.find_fit(capacity)
+        nodes = capacity.max_graph_nodes
+        here = next((piece for piece in reversed(self.pieces) if nodes > piece.above), self)
         names = [name for name, _ in capacity.extra]
         if set(names) != set(self.axes):
             raise ValueError(
@@ -156,11 +157,6 @@ class Fit(NamedTuple):
         row = [counts[term] for term in here.terms]
         peak = max((list(map(mul, plane, row)) for plane in here.planes), key=sum)
         return dict(zip(here.terms, peak, strict=True))
-
-    def find_fit(self, capacity: Capacity) -> Fit:
-        """The fit that applies to a capacity: a piece, or this one."""
-        nodes = capacity.max_graph_nodes
-        return next((piece for piece in reversed(self.pieces) if nodes > piece.above), self)
 
     @property
     def worst(self) -> float:

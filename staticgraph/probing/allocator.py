@@ -146,9 +146,10 @@ class AllocatorReader:
         try:
             batch = StaticBatch.blank(probed.layout(capacity), subject.device)
             batch.real = None
-            step = ProbeStep(subject, probed.accumulate)
+            step = ProbeStep(probed)
             for _ in range(WARM_STEPS):
-                step(batch)
+                step.passes(batch)
+                step.update()
             subject.model.zero_grad()
             allocator.trim()
             start = allocator.allocated()

@@ -56,7 +56,7 @@ class FakeTensorReader:
             if group.get("foreach", False) is None:
                 group["foreach"] = True
         twin = replace(subject, model=model, optimizer=optimizer)
-        step = ProbeStep(twin, probed.accumulate, "cuda" if on_cuda else None)
+        step = ProbeStep(replace(probed, subject=twin), "cuda" if on_cuda else None)
         settled = False
 
         def read(capacity: Capacity) -> Reading:

@@ -45,7 +45,7 @@ class Probed:
 
 
 class ProbeStep:
-    """One step of a subject: forward, backward and update, or an evaluation.
+    """One step: forward, backward and update, or an evaluation.
 
     Gradients are freed, then forward and backward run ``accumulate`` times, then the optimizer.
     Without a loss, it is one evaluation without gradients. Attention paths are
@@ -55,10 +55,9 @@ class ProbeStep:
         widths: of the dense blocks that layers requested in the last forward.
     """
 
-    def __init__(self, subject: Subject, accumulate: int, device: str | None = None) -> None:
-        self._subject, self._accumulate, self._device = subject, accumulate, device
-        self._trains = subject.loss is not None
-        self._computation = Computation(subject)
+    def __init__(self, probed: Probed, device: str | None = None) -> None:
+        self._subject, self._accumulate, self._device = probed.subject, probed.accumulate, device
+        self._computation = Computation(probed.subject)
         self._computation.assume_rows()  # only the step itself is measured
         self.widths: tuple[int, ...] = ()
 
@@ -70,14 +69,10 @@ class ProbeStep:
             self.widths = tuple(sorted({width for _, width in binding.blocks}))
         return result
 
-    def __call__(self, batch: StaticBatch) -> None:
-        """Runs the step."""
-        self._passes(batch)
-        self._update()
-
-    def _passes(self, batch: StaticBatch) -> None:
+    def passes(self, batch: StaticBatch) -> None:
+        """Runs forward and backward, or an evaluation."""
         with choosing(self._device):
-            if not self._trains:
+            if self._subject.loss is None:
                 with evaluating(self._subject.model):
                     self._forward("forward", batch)
                 return
@@ -86,8 +81,9 @@ class ProbeStep:
             for _ in range(self._accumulate):
                 self._forward("step", batch).backward()  # unnamed: freed before the update
 
-    def _update(self) -> None:
-        if self._trains and self._subject.optimizer is not None:
+    def update(self) -> None:
+        """Steps the optimizer, if there is something to train."""
+        if self._subject.loss is not None and self._subject.optimizer is not None:
             self._subject.optimizer.step()
 
     def read(self, batch: StaticBatch, start: int, memory: StepMemory) -> Reading:
@@ -99,15 +95,15 @@ class ProbeStep:
             memory: reads the bytes of its two parts.
         """
         memory.reset_peak()
-        self._passes(batch)
+        self.passes(batch)
         step, moments = memory.peak(), memory.moments
         memory.reset_peak(update=True)
-        self._update()
+        self.update()
         update = memory.peak()
         self._subject.model.zero_grad()
         return Reading(
             step - start,
-            update - start if self._trains else 0,
+            update - start if self._subject.loss is not None else 0,
             moments=[(operation, live - start) for operation, live in moments],
             widths=self.widths,
         )

@@ -11,8 +11,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from staticgraph.memory.budget import scaled
 from staticgraph.plans.plan import BucketPlan
-from staticgraph.sizes.capacity import Capacity
 from staticgraph.sizes.reserves import with_pairs
 
 # The added buckets, as shares of a bucket's rows; each is one more compilation. The graphs that
@@ -31,17 +31,9 @@ def for_serving(plan: BucketPlan) -> BucketPlan:
     for capacity in plan.capacities:
         if capacity.extra or len(plan.maxima) < 2:
             continue
-        nodes = capacity.max_graph_nodes + capacity.node_reserve
         edges = min(plan.maxima[1] + capacity.edge_reserve, capacity.edges)
         for share in SHARES:
-            small = Capacity.distinct(
-                max(int(capacity.nodes * share), nodes),
-                max(int(capacity.edges * share), edges),
-                max(2, int(capacity.graphs * share)),
-                capacity.max_graph_nodes,
-                edge_reserve=capacity.edge_reserve,
-                node_reserve=capacity.node_reserve,
-            )
+            small = scaled(capacity, share, edges)
             if small.nodes < capacity.nodes and small.edges < capacity.edges:
                 buckets.add(with_pairs(small, plan.schema))
     capacities = tuple(sorted(buckets))

@@ -31,7 +31,7 @@ from staticgraph.batches.slots.slots import SlotLayout
 from staticgraph.errors import BadGraph, GraphTooLarge, ServerBusy, ServerClosed
 from staticgraph.nn.context.bound_batch import Restored
 from staticgraph.runner.prediction import Predictor, listed, new_graphs
-from staticgraph.schema import Schema
+from staticgraph.schema import ORDERS, Schema
 from staticgraph.serving.checked_graphs import BadBody, first_line
 from staticgraph.serving.request import (
     Part,
@@ -53,7 +53,6 @@ from staticgraph.text.numeric_options import real_option, whole_option
 # A retry sooner than this would find the same queue.
 SOONEST_RETRY_S = 0.001
 
-ORDERS = ("edges sorted by destination", "edges in the order of the data set")
 ENDED = "the server's thread has ended, by an error that is in the log"
 
 
@@ -308,7 +307,7 @@ class Server:
             graphs.verify()
             return concatenated([(graphs, range(len(graphs)))])
         wanted, present = (
-            {ORDERS[each.keep_order], *(f"{f.name} {f.describe()}" for f in each)}
+            {f"edges {ORDERS[each.keep_order]}", *(f"{f.name} {f.describe()}" for f in each)}
             for each in schemas
         )
         lacks, has = ", ".join(sorted(wanted - present)), ", ".join(sorted(present - wanted))

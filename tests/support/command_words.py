@@ -21,8 +21,7 @@ import staticgraph as sg
 from staticgraph.checking.check import check
 from staticgraph.cli.plan_report import map_around
 from staticgraph.cli.probe import MeasuredStep, ProbeOptions, measure
-from staticgraph.dryrun import baseline
-from staticgraph.dryrun.operations import count_step
+from staticgraph.dryrun import operations
 from staticgraph.dryrun.report import PARTS
 from staticgraph.memory.memory_model import MemoryModel
 from staticgraph.serving.service import service_of_run
@@ -153,8 +152,10 @@ def cut_short(patch: pytest.MonkeyPatch, folder: Path, measured: MemoryModel) ->
         server.started = True
 
     def launched(model, plan, target, kernels, dtype=None):
-        name = baseline.KERNELS if kernels else baseline.STOCK
-        return baseline.BaselineColumn(name, "launches", dict.fromkeys(PARTS, 1)), f"as on {target}"
+        name = operations.KERNELS if kernels else operations.STOCK
+        return operations.BaselineColumn(
+            name, "launches", dict.fromkeys(PARTS, 1)
+        ), f"as on {target}"
 
     for path, stand_in in {
         # Once per run and options; these do not include its address.
@@ -163,8 +164,8 @@ def cut_short(patch: pytest.MonkeyPatch, folder: Path, measured: MemoryModel) ->
         "uvicorn.supervisors.Multiprocess.run": nothing,
         "staticgraph.training.run.Training.run": trained,
         "staticgraph.probing.probe.probe": probed,
-        "staticgraph.dryrun.baseline.launched": launched,
-        "staticgraph.dryrun.baseline.count_step": once(count_step),
+        "staticgraph.dryrun.operations.launched": launched,
+        "staticgraph.dryrun.operations.count_step": once(operations.count_step),
         "staticgraph.cli.plan_report.map_around": once(map_around),
         "staticgraph.checking.check.check": once(check),
         "staticgraph.training.versus.comparison.compare": once(compare),
