@@ -68,7 +68,7 @@ def test_every_node_and_edge_of_a_sample_is_in_its_batch_once(rows, edges, fanou
     sampler = DenseSampler(Neighbours.of(*ends, rows, "both"), fanouts)
     sample = sampler.sample(np.random.default_rng(seed).permutation(rows)[: max(1, rows // 3)], 1)
     x = np.arange(rows, dtype=np.float32)[:, None] + 1
-    batch = padded(sample, x, sampler.neighbours.degrees(), closed=closed)
+    batch = padded(sample, x, sampler.neighbours.degrees, closed=closed)
     n, e = batch.real_nodes, batch.real_edges
     assert batch.x[:n, 0].tolist() == (sample.nodes + 1).tolist()
     wanted = edge_list(sample)
@@ -97,7 +97,7 @@ def test_full_fan_out_equals_the_whole_graph_with_loops_and_repeated_edges(kind,
         model.layers[0] = GATConv(4, 2, heads=4)
     model.layers[0].load_state_dict(conv.state_dict())
     x = torch.randn(rows, 4)
-    batch = padded(sample, x.numpy(), neighbours.degrees(), closed=kind == "gcn")
+    batch = padded(sample, x.numpy(), neighbours.degrees, closed=kind == "gcn")
     both = np.concatenate([ends, ends[::-1]], axis=1) if direction == "both" else ends
     # float32 in another order of the edges.
     torch.testing.assert_close(
@@ -112,7 +112,7 @@ def test_gcn_over_a_part_is_the_mean_of_what_is_resident_with_degrees_of_the_who
     whole = np.bincount(ends[1], minlength=rows)
     inside = ends[:, (ends < resident).all(axis=0)]
     neighbours = Neighbours.of(*inside, resident)
-    degrees = neighbours.degrees()
+    degrees = neighbours.degrees
     assert (degrees < whole[:resident]).any()
     sample = DenseSampler(neighbours, [int(degrees.max())]).sample(np.arange(resident), 0)
     x = torch.randn(resident, 4)

@@ -16,7 +16,6 @@ from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
 
 from staticgraph.dryrun.device_guard import torch_version
 from staticgraph.dryrun.targets import KIB, TargetDevice
@@ -24,7 +23,6 @@ from staticgraph.errors import DryRunBroken
 
 WARP, REGISTERS = 32, 65536
 STREAM = SimpleNamespace(cuda_stream=0, stream_id=0, device_index=0)
-RANDOM_STATE_BYTES = 16
 
 
 def answers(value: Any = None) -> Callable[..., Any]:
@@ -32,9 +30,11 @@ def answers(value: Any = None) -> Callable[..., Any]:
     return lambda *_, **__: value
 
 
-def random_state(device: Any = "cuda") -> Tensor:
-    """Zeros of the length of a device's random state, on the CPU."""
-    return torch.zeros(RANDOM_STATE_BYTES, dtype=torch.uint8)
+# An event of the only stream never waits: nothing runs, and all work is done.
+EVENT = SimpleNamespace(
+    record=answers(), wait=answers(), synchronize=answers(), query=answers(True)
+)
+RANDOM_STATE = torch.zeros(16, dtype=torch.uint8)  # as many bytes as a device has
 
 
 def properties(target: TargetDevice) -> SimpleNamespace:
@@ -51,18 +51,6 @@ def properties(target: TargetDevice) -> SimpleNamespace:
         shared_memory_per_block=48 * KIB,
         shared_memory_per_block_optin=target.shared_bytes,
     )
-
-
-class Event:
-    """An event of the only stream, which never waits: nothing runs, and all work is done."""
-
-    record: Callable[..., Any] = staticmethod(answers())
-    wait: Callable[..., Any] = staticmethod(answers())
-    synchronize: Callable[..., Any] = staticmethod(answers())
-    query: Callable[..., Any] = staticmethod(answers(True))
-
-    def __init__(self, **options: Any) -> None:
-        """Accepts the options of ``torch.cuda.Event`` and ignores them."""
 
 
 def driver_for(target: TargetDevice) -> Any:
@@ -156,8 +144,12 @@ def device_patches(target: TargetDevice) -> Table:
                 ("set_device", answers(), DRIVER),
                 ("synchronize", answers(), "waits for the device"),
                 ("get_device_properties", answers(properties(target)), "Inductor chooses by them"),
-                ("get_rng_state", random_state, "warm-ups save it"),
-                ("random.get_rng_state", random_state, "Dynamo and AOTAutograd take it from here"),
+                ("get_rng_state", answers(RANDOM_STATE), "warm-ups save it"),
+                (
+                    "random.get_rng_state",
+                    answers(RANDOM_STATE),
+                    "Dynamo and AOTAutograd take it from here",
+                ),
                 ("is_current_stream_capturing", answers(False), DRIVER),
                 ("current_stream", answers(STREAM), "the wrapper launches on it"),
                 ("_exchange_device", answers(0), "device contexts"),
@@ -195,7 +187,7 @@ def compiler_patches() -> Table:
             wraps=True,
         ),
         "library": (
-            Patch("torch.cuda:Event", Event, "slots record when they are free"),
+            Patch("torch.cuda:Event", answers(EVENT), "slots record when they are free"),
             *rows(
                 "staticgraph.batches.batch.static_batch:",
                 ("StaticBatch.blank", stubs.device_blank, "fills through NumPy, not fake memory"),

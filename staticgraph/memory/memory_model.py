@@ -237,11 +237,6 @@ class MemoryModel:
             *([f"axes: {' / '.join(axes)}"] if axes else []),
             *([table(headers, rows)] if rows else []),
             *_described(self.fit),
-            *(
-                line
-                for piece in self.fit.pieces
-                for line in (f"{capacities_above(piece.above)}:", *_described(piece))
-            ),
             f"residual {100 * self.fit.residual:.2f}%, held-out error {held}; the optimizer's step "
             f"adds {human_bytes(self.update_bytes)}",
             f"there before: parameters {human_bytes(self.resident.parameters)}, buffers "
@@ -253,10 +248,11 @@ class MemoryModel:
 
 
 def _described(fit: Fit) -> list[str]:
-    return [
-        f"bytes in {fit.form} form, the largest of:",
-        *(f"  {_sum(fit.terms, plane)}" for plane in fit.planes),
-    ]
+    lines = [f"bytes in {fit.form} form, the largest of:"]
+    lines += [f"  {_sum(fit.terms, plane)}" for plane in fit.planes]
+    for piece in fit.pieces:
+        lines += [f"{capacities_above(piece.above)}:", *_described(piece)]
+    return lines
 
 
 def _sum(terms: Sequence[str], plane: Sequence[float]) -> str:

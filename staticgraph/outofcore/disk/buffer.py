@@ -32,7 +32,7 @@ from staticgraph.sizes.whole_numbers import IntArray
 from staticgraph.store.columns import sort_by_key
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Neighbours:
     """Neighbours by row.
 
@@ -58,8 +58,9 @@ class Neighbours:
         """Number of rows of the buffer."""
         return len(self.ways[0][0]) - 1
 
+    @cached_property
     def degrees(self) -> IntArray:
-        """Returns ``[rows]`` degrees over all directions, without self-loops."""
+        """``[rows]`` degrees over all directions, without self-loops."""
         total = np.zeros(self.rows, np.int64)
         for pointers, neighbours in self.ways:
             row_of = np.repeat(np.arange(self.rows), np.diff(pointers))
@@ -102,11 +103,6 @@ class ResidentGraph:
         if self.direction is not None:
             edges = self._read(product(resident, resident))
             self.neighbours = Neighbours.of(edges[:, 0], edges[:, -1], rows, self.direction)
-
-    @cached_property
-    def degrees(self) -> IntArray:
-        """``[rows]`` degrees in ``neighbours``, without self-loops."""
-        return self.neighbours.degrees()
 
     @cached_property
     def whole_degrees(self) -> IntArray:

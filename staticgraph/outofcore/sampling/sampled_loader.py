@@ -327,7 +327,7 @@ class SampledLoader:
         if self._labels is not None:
             nodes["y"] = np.full(n, -1)
             nodes["y"][:seeds] = self._labels[resident.node_of[rows[:seeds]]]
-        degrees = (resident.degrees, resident.whole_degrees) if self.gcn_norm else ()
+        degrees = (resident.neighbours.degrees, resident.whole_degrees) if self.gcn_norm else ()
         return batch_of(layout, sample, nodes, *(each[rows] for each in degrees))
 
     def _items(self, resident: ResidentGraph) -> NDArray[Any]:
