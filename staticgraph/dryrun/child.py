@@ -21,14 +21,10 @@ from typing import Any
 from staticgraph.errors import DryRunBroken, DryRunUnavailable
 from staticgraph.text.progress import heard
 
-# Tracing creates millions of small objects that stay alive: collecting garbage every 700 objects
-# takes a seventh of the start and a twentieth of a request (torch 2.13, 2 cores).
-COLLECTED_EVERY = (50_000, 20, 20)
-
 
 def main(argv: list[str]) -> None:
     """Patches this process for a target and answers until the connection ends."""
-    gc.disable()  # during the imports
+    gc.disable()  # during the imports; a runner's warm-up collects rarely by itself
     warnings.filterwarnings("ignore")
     from staticgraph.dryrun import device_guard
     from staticgraph.dryrun.targets import target_of
@@ -54,7 +50,6 @@ def main(argv: list[str]) -> None:
 
     reply = answered(start)
     gc.freeze()
-    gc.set_threshold(*COLLECTED_EVERY)
     gc.enable()
     while True:
         connection.send_bytes(reply)

@@ -43,6 +43,7 @@ from staticgraph.kernels.neighbours.program import program_of
 from staticgraph.nn import convert
 from staticgraph.plans.plan import BucketPlan
 from staticgraph.steps.computation.computation import Computation
+from staticgraph.steps.computation.model_call import forward_of
 from staticgraph.steps.computation.model_setup import Subject
 from staticgraph.store.graph_store import GraphStore
 
@@ -181,13 +182,12 @@ def dispatched(
 
         graphs: Any = [store[i] for i in range(min(plan.batch_size or 1, len(store)))]
         batch: Any = Batch.from_data_list(graphs)
-        edges = getattr(batch, "edge_attr", None)
+        call = forward_of(model)
 
         def forward() -> Tensor:
             """Plain PyG's mean loss, under autocast where a dtype is given."""
             with torch.autocast("cpu", dtype, enabled=dtype is not None):
-                out = model(batch.x, batch.edge_index, edges, batch.batch, batch.num_graphs)
-                return squared_error(out, batch).mean()
+                return squared_error(call(model, batch), batch).mean()
     else:
         convert(model)
         batch = next(iter(StaticLoader(store, plan, shuffle=False))).clone()

@@ -16,9 +16,9 @@ from typing import Any
 
 import numpy as np
 
-from staticgraph.schema import EDGE_INDEX, Field, Level, Schema
+from staticgraph.schema import EDGE_INDEX, Field, Schema
 from staticgraph.sizes.whole_numbers import IntArray
-from staticgraph.store.columns import Array, graph_at
+from staticgraph.store.columns import Array, graph_at, offsets_of_counts
 from staticgraph.store.graph_store import GraphStore
 from staticgraph.store.indices import NONE, Offsets, first_outside, graph_of_row, sorted_edges
 from staticgraph.text.how_many import how_many
@@ -70,7 +70,8 @@ def joined(parts: Sequence[Arrays]) -> Arrays:
 def store_of(graphs: Arrays, schema: Schema) -> GraphStore:
     """A store of checked graphs with the fields of a schema, sorted unless the schema keeps their
     order; targets are zero. Its arrays are not narrowed, since that takes longer than they live."""
-    offsets, (src, dst) = _offsets(graphs), graphs[EDGE_INDEX]
+    offsets = offsets_of_counts(graphs["num_nodes"], graphs["num_edges"], {}, "a request")
+    src, dst = graphs[EDGE_INDEX]
     if TARGET in schema:
         y = schema[TARGET]
         rows = offsets[y.level][-1] * y.rows
@@ -84,14 +85,6 @@ def store_of(graphs: Arrays, schema: Schema) -> GraphStore:
     return GraphStore(schema=schema, node_offsets=nodes, edge_offsets=offsets["edge"], **edges)
 
 
-def _offsets(graphs: Arrays) -> dict[Level, IntArray]:
-    """``[n + 1]`` for each level: where each graph's rows begin."""
-    nodes, edges = (
-        np.concatenate([[0], np.cumsum(graphs[name])]) for name in ("num_nodes", "num_edges")
-    )
-    return {"node": nodes, "edge": edges, "graph": np.arange(len(nodes))}
-
-
 def checked(arrays: Arrays, fields: Sequence[Field], categories: Categories) -> Arrays:
     """Checks graphs, whose numbers of nodes and edges are int64 and not negative; arrays are copied
     if they change dtype. ``categories`` has the number of categories of each column of a field.
@@ -101,7 +94,7 @@ def checked(arrays: Arrays, fields: Sequence[Field], categories: Categories) -> 
             the graph, the field and the value.
     """
     nodes, edges, index = arrays["num_nodes"], arrays["num_edges"], arrays[EDGE_INDEX]
-    offsets = _offsets(arrays)
+    offsets = offsets_of_counts(nodes, edges, {}, "a request")
     if index.shape != (2, offsets["edge"][-1]):
         raise BadBody(f"edge_index has shape {list(index.shape)}, not [2, sum of num_edges]")
     index = _cast(index, EDGE_INDEX, "int64", offsets["edge"])
