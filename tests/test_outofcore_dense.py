@@ -10,8 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.drawn import examples
 
-from staticgraph.outofcore.disk.buffer import Neighbours
-from staticgraph.outofcore.sampling.dense import DenseSample, DenseSampler
+from staticgraph.outofcore.sampling.dense import DenseSample, Neighbours
 
 
 def star(degree: int) -> Neighbours:
@@ -36,8 +35,8 @@ def test_samples_are_real_distinct_edges_of_nodes_first_reached(
     rng = np.random.default_rng(seed)
     ends = rng.integers(0, rows, (2, edges))
     seeds = rng.permutation(rows)[: round(share * rows)]
-    sampler = DenseSampler(Neighbours.of(*ends, rows, direction), fanouts)
-    found = sampler.sample(seeds, seed)
+    neighbours = Neighbours.of(*ends, rows, direction)
+    found = neighbours.sample(seeds, fanouts, seed)
     assert found.nodes[: found.hops[1]].tolist() == seeds.tolist()
     assert len(set(found.nodes.tolist())) == len(found.nodes) == found.hops[-1]
     ways = {"in": [ends], "out": [ends[::-1]], "both": [ends, ends[::-1]]}[direction]
@@ -52,16 +51,16 @@ def test_samples_are_real_distinct_edges_of_nodes_first_reached(
         assert set(range(*found.hops[hop + 1 : hop + 3])) <= set(drawn.flatten().tolist())
         assert (drawn < found.hops[hop + 2]).all()
     # A second call does not depend on the first, nor a row's sample on the other seeds.
-    some = sampler.sample(seeds[::2], seed)
+    some = neighbours.sample(seeds[::2], fanouts, seed)
     assert neighbour_rows(some, 0) == neighbour_rows(found, 0)[::2]
 
 
 def test_uniform_over_neighbours():
     degree, fanout, draws = 23, 5, 20_000
-    sampler = DenseSampler(star(degree), [fanout])
+    neighbours = star(degree)
     counts = np.zeros(degree + 1)
     for seed in range(draws):
-        counts[sampler.sample(np.array([0]), seed).nodes[1:]] += 1
+        counts[neighbours.sample(np.array([0]), [fanout], seed).nodes[1:]] += 1
     expected = draws * fanout / degree
     # Each count is binomial-like with variance expected * (1 - f/d): chi-square of d - 1 degrees.
     chi2 = ((counts[1:] - expected) ** 2 / (expected * (1 - fanout / degree))).sum()
@@ -74,8 +73,8 @@ def test_rows_and_directions_are_drawn_apart():
     others, draws = np.arange(2, 25), 2000
     hubs = np.repeat([0, 1], len(others))
     ends = np.concatenate([np.tile(others, 2), hubs]), np.concatenate([hubs, np.tile(others, 2)])
-    sampler = DenseSampler(Neighbours.of(*ends, 25, "both"), [1])
-    found = [sampler.sample(np.array([0, 1]), seed) for seed in range(draws)]
+    neighbours = Neighbours.of(*ends, 25, "both")
+    found = [neighbours.sample(np.array([0, 1]), [1], seed) for seed in range(draws)]
     rows = np.array([sample.nodes[sample.draws[0]].flatten() for sample in found])
     for one, other in combinations(rows.T, 2):
         assert abs((one == other).sum() - draws / len(others)) < 5 * np.sqrt(draws / len(others))

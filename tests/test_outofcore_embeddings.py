@@ -20,8 +20,8 @@ from staticgraph.outofcore import (
     PartitionedGraph,
     partition,
 )
-from staticgraph.outofcore.disk.buffer import PartitionBuffer
 from staticgraph.outofcore.disk.embeddings import EmbeddingFile
+from staticgraph.outofcore.sampling.buffer import PartitionBuffer
 
 
 @pytest.fixture(scope="module")

@@ -21,8 +21,7 @@ from staticgraph.outofcore import (
     SampledGNN,
     partition,
 )
-from staticgraph.outofcore.disk.buffer import Neighbours
-from staticgraph.outofcore.sampling.dense import DenseSampler
+from staticgraph.outofcore.sampling.dense import Neighbours
 from staticgraph.outofcore.sampling.link_sampling import LinkEnds, take_out
 from staticgraph.outofcore.training.link_step import link_loss
 
@@ -37,12 +36,12 @@ def graph(tmp_path_factory):
 def test_what_joins_the_ends_of_a_batch_is_out_and_nothing_else(rows, edges, seed):
     rng = np.random.default_rng(seed)
     ends = rng.integers(0, rows, (2, edges))
-    sampler = DenseSampler(Neighbours.of(*ends, rows, "both"), [4, 2])
+    neighbours = Neighbours.of(*ends, rows, "both")
     batch = ends[:, : max(1, edges // 3)]
     seeds, local = np.unique(batch, return_inverse=True)
     source, destination = torch.from_numpy(local.reshape(2, -1))
     mask = torch.ones(len(source))
-    before, after = sampler.sample(seeds, seed), sampler.sample(seeds, seed)
+    before, after = (neighbours.sample(seeds, [4, 2], seed) for _ in range(2))
     take_out(after, LinkEnds(source, destination, source, source, mask))
     joined = {frozenset(pair) for pair in batch.T.tolist()}
     for hop, (old, new) in enumerate(zip(before.draws, after.draws, strict=True)):

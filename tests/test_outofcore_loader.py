@@ -22,7 +22,7 @@ from staticgraph.outofcore import (
     SampledLoader,
     partition,
 )
-from staticgraph.outofcore.disk.buffer import PartitionBuffer
+from staticgraph.outofcore.sampling.buffer import PartitionBuffer
 
 N, TRAIN = 90, np.arange(5, 35)
 

@@ -13,8 +13,7 @@ from torch_geometric.nn import GATConv, GCNConv, SAGEConv
 from staticgraph import Capacity, StaticGraphRunner
 from staticgraph.batches.slots.slots import SlotLayout
 from staticgraph.outofcore import SampledGNN
-from staticgraph.outofcore.disk.buffer import Neighbours
-from staticgraph.outofcore.sampling.dense import DenseSampler
+from staticgraph.outofcore.sampling.dense import Neighbours
 from staticgraph.outofcore.sampling.sampled_graph import (
     batch_of,
     schema_of,
@@ -65,10 +64,11 @@ def outputs(model, batch):
 )
 def test_every_node_and_edge_of_a_sample_is_in_its_batch_once(rows, edges, fanouts, closed, seed):
     ends = np.random.default_rng(seed).integers(0, rows, (2, edges))
-    sampler = DenseSampler(Neighbours.of(*ends, rows, "both"), fanouts)
-    sample = sampler.sample(np.random.default_rng(seed).permutation(rows)[: max(1, rows // 3)], 1)
+    neighbours = Neighbours.of(*ends, rows, "both")
+    seeds = np.random.default_rng(seed).permutation(rows)[: max(1, rows // 3)]
+    sample = neighbours.sample(seeds, fanouts, 1)
     x = np.arange(rows, dtype=np.float32)[:, None] + 1
-    batch = padded(sample, x, sampler.neighbours.degrees, closed=closed)
+    batch = padded(sample, x, neighbours.degrees, closed=closed)
     n, e = batch.real_nodes, batch.real_edges
     assert batch.x[:n, 0].tolist() == (sample.nodes + 1).tolist()
     wanted = edge_list(sample)
@@ -89,8 +89,7 @@ def test_full_fan_out_equals_the_whole_graph_with_loops_and_repeated_edges(kind,
     ends = np.random.default_rng(2).integers(0, 24, (2, 90))
     ends = np.concatenate([ends, ends[:, :20], ends[:, :9], [[0, 1, 1, 24]] * 2], axis=1)
     neighbours = Neighbours.of(*ends, rows, direction)
-    sampler = DenseSampler(neighbours, [len(ends[0])])
-    sample = sampler.sample(np.arange(rows), 0)
+    sample = neighbours.sample(np.arange(rows), [len(ends[0])], 0)
     conv = {"sage": SAGEConv(4, 8), "gcn": GCNConv(4, 8), "gat": GATConv(4, 2, heads=4)}[kind]
     model = SampledGNN(kind, 4, 8, 8, 1)
     if kind == "gat":
@@ -114,7 +113,7 @@ def test_gcn_over_a_part_is_the_mean_of_what_is_resident_with_degrees_of_the_who
     neighbours = Neighbours.of(*inside, resident)
     degrees = neighbours.degrees
     assert (degrees < whole[:resident]).any()
-    sample = DenseSampler(neighbours, [int(degrees.max())]).sample(np.arange(resident), 0)
+    sample = neighbours.sample(np.arange(resident), [int(degrees.max())], 0)
     x = torch.randn(resident, 4)
     batch = padded(sample, x.numpy(), degrees, whole[:resident], closed=True)
     model = SampledGNN("gcn", 4, 8, 3, 1)

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from staticgraph.outofcore.disk.buffer import StateTime
+    from staticgraph.outofcore.sampling.buffer import StateTime
     from staticgraph.training.versus.report import VersusReport
 
 # Okabe and Ito's palette, which is distinguishable with any colour vision.

@@ -15,14 +15,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from staticgraph.jit import loop
-from staticgraph.outofcore.disk.buffer import Neighbours
+from staticgraph.outofcore.disk.graph import ENDS, Direction
 from staticgraph.packing.random import STEP, mix
 from staticgraph.sizes.whole_numbers import IntArray
+from staticgraph.store.columns import sort_by_key
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,30 +44,58 @@ class DenseSample:
     draws: tuple[NDArray[np.int32], ...]
 
 
-class DenseSampler:
-    """Samples from resident neighbours; not thread-safe.
+@dataclass(frozen=True)
+class Neighbours:
+    """Neighbours by row, and samples of them; not thread-safe.
 
-    Args:
-        neighbours: the neighbours of the buffer's rows.
-        fanouts: neighbours per node and direction, hop by hop from the seeds.
+    ``ways`` holds, for each direction (incoming first), where the neighbours of each row begin,
+    ``[rows + 1]``, and their rows, ``[edges]`` int32.
     """
 
-    def __init__(self, neighbours: Neighbours, fanouts: Sequence[int]) -> None:
-        self.neighbours = neighbours
-        self.fanouts: tuple[int, ...] = tuple(fanouts)
-        self._position = np.full(neighbours.rows, -1, np.int32)
+    ways: tuple[tuple[IntArray, NDArray[np.int32]], ...]
 
-    def sample(self, seeds: IntArray, seed: int) -> DenseSample:
-        """Samples the neighbourhood of ``[n]`` distinct rows; ``seed`` determines the draws."""
-        place = self._position
+    @classmethod
+    def of(
+        cls, source: NDArray[Any], destination: NDArray[Any], rows: int, direction: Direction = "in"
+    ) -> Neighbours:
+        """Groups edges, given as rows ``[e]`` and ``[e]``, by row, in linear time and in order."""
+        ends, ways = (source, destination), []
+        for end in ENDS[direction]:
+            order, pointers = sort_by_key(ends[end], rows)
+            ways.append((pointers, np.asarray(ends[-1 - end], np.int32)[order]))
+        return cls(tuple(ways))
+
+    @cached_property
+    def degrees(self) -> IntArray:
+        """``[rows]`` degrees over all directions, without self-loops."""
+        rows = len(self._place)
+        total = np.zeros(rows, np.int64)
+        for pointers, neighbours in self.ways:
+            row_of = np.repeat(np.arange(rows), np.diff(pointers))
+            total += np.bincount(row_of[row_of != neighbours], minlength=rows)
+        return total
+
+    @cached_property
+    def _place(self) -> NDArray[np.int32]:
+        """``[rows]`` positions in the sample that is being drawn; -1 otherwise."""
+        return np.full(len(self.ways[0][0]) - 1, -1, np.int32)
+
+    def sample(self, seeds: IntArray, fanouts: Sequence[int], seed: int) -> DenseSample:
+        """Samples the neighbourhood of ``[n]`` distinct rows.
+
+        Args:
+            seeds: the rows.
+            fanouts: neighbours per node and direction, hop by hop from the seeds.
+            seed: determines the draws.
+        """
+        place = self._place
         nodes = [np.ascontiguousarray(seeds, np.int64)]
         draws, hops = [], [0, len(seeds)]
         place[nodes[0]] = np.arange(len(seeds))
-        ways = self.neighbours.ways
-        for fanout in self.fanouts:
-            drawn = np.full((len(nodes[-1]), fanout * len(ways)), -1, np.int32)
+        for fanout in fanouts:
+            drawn = np.full((len(nodes[-1]), fanout * len(self.ways)), -1, np.int32)
             new, count = np.empty(drawn.size, np.int64), 0
-            for way, (pointers, indices) in enumerate(ways):
+            for way, (pointers, indices) in enumerate(self.ways):
                 count = _sample_hop(
                     nodes[-1], pointers, indices, fanout, way, np.uint64(seed), place, hops[-1],
                     drawn[:, way * fanout : (way + 1) * fanout], new, count,

@@ -16,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from staticgraph.outofcore.disk.buffer import ResidentGraph
+from staticgraph.outofcore.sampling.buffer import ResidentGraph
 from staticgraph.outofcore.sampling.dense import DenseSample
 from staticgraph.sizes.whole_numbers import IntArray
 from staticgraph.text.numeric_options import real_option, whole_option

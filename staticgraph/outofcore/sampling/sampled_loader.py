@@ -22,11 +22,11 @@ from numpy.typing import ArrayLike, NDArray
 from staticgraph.batches.batch.static_batch import StaticBatch
 from staticgraph.batches.slots.slots import SlotLayout
 from staticgraph.errors import BadGraph
-from staticgraph.outofcore.disk.buffer import PartitionBuffer, ResidentGraph
 from staticgraph.outofcore.disk.graph import Direction, PartitionedGraph, require_direction
 from staticgraph.outofcore.disk.inputs import class_labels
 from staticgraph.outofcore.policies.policy import EdgePolicy, InMemory, NodePolicy, Schedule, State
-from staticgraph.outofcore.sampling.dense import DenseSample, DenseSampler
+from staticgraph.outofcore.sampling.buffer import PartitionBuffer, ResidentGraph
+from staticgraph.outofcore.sampling.dense import DenseSample
 from staticgraph.outofcore.sampling.link_sampling import LinkEnds, LinkSeeds, take_out
 from staticgraph.outofcore.sampling.sampled_graph import (
     SampleStatistics,
@@ -269,16 +269,15 @@ class SampledLoader:
         items = self._items(resident)
         if self.shuffle:
             items = items[rng.permutation(len(items))]
-        sampler = DenseSampler(resident.neighbours, self.fanouts) if self.fanouts else None
         for low in range(0, len(items), self.batch_size):
             waiting = [items[low : low + self.batch_size]]
-            key = int(rng.integers(2**62)) if sampler is not None else 0
+            key = int(rng.integers(2**62)) if self.fanouts else 0
             while waiting:
                 batch = waiting.pop()
                 rows, ends = self._draw(batch, resident, rng)
                 seeds, graph = len(rows), None
-                if sampler is not None:
-                    sample = sampler.sample(rows, key)
+                if self.fanouts:
+                    sample = resident.neighbours.sample(rows, self.fanouts, key)
                     graph, rows = self._graph_of(sample, ends, resident), sample.nodes
                     if graph is None:
                         if len(batch) == 1:
@@ -352,14 +351,13 @@ class SampledLoader:
         states = PartitionBuffer(self.graph, self.direction, features=False)
         rng = np.random.default_rng(self.seed)
         for resident in states.run(self.schedule(0)):
-            sampler = DenseSampler(resident.neighbours, self.fanouts)
             if not len(items := self._items(resident)):
                 continue
             size, sizes = min(self.batch_size, len(items)), []
             for _ in range(TRIAL_SAMPLES):
                 batch = items[rng.choice(len(items), size, replace=False)]
                 seeds, _ = self._draw(batch, resident, rng)
-                sample = sampler.sample(seeds, int(rng.integers(2**62)))
+                sample = resident.neighbours.sample(seeds, self.fanouts, int(rng.integers(2**62)))
                 sizes.append(size_of(sample, self.gcn_norm))
             trials.append(np.array(sizes))
             if len(trials) == TRIAL_STATES:

@@ -32,10 +32,10 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from staticgraph.errors import Diverged
-from staticgraph.outofcore.disk.buffer import PartitionBuffer
 from staticgraph.outofcore.disk.embeddings import EmbeddingFile, bytes_of, open_embeddings
 from staticgraph.outofcore.disk.graph import Direction, PartitionedGraph
 from staticgraph.outofcore.policies.policy import EdgePolicy, edge_permutation_bias
+from staticgraph.outofcore.sampling.buffer import PartitionBuffer
 from staticgraph.outofcore.sampling.link_sampling import LinkEnds
 from staticgraph.outofcore.sampling.sampled_loader import SampledBatch, SampledLoader
 from staticgraph.outofcore.training.gnn import reads_gcn_weights, run_whole

@@ -26,46 +26,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from staticgraph.outofcore.disk.embeddings import EmbeddingFile
-from staticgraph.outofcore.disk.graph import ENDS, Direction, PartitionedGraph
+from staticgraph.outofcore.disk.graph import Direction, PartitionedGraph
 from staticgraph.outofcore.policies.policy import Cell, Schedule, State
+from staticgraph.outofcore.sampling.dense import Neighbours
 from staticgraph.sizes.whole_numbers import IntArray
-from staticgraph.store.columns import sort_by_key
-
-
-@dataclass(frozen=True)
-class Neighbours:
-    """Neighbours by row.
-
-    ``ways`` holds, for each direction (incoming first), where the neighbours of each row begin,
-    ``[rows + 1]``, and their rows, ``[edges]`` int32.
-    """
-
-    ways: tuple[tuple[IntArray, NDArray[np.int32]], ...]
-
-    @classmethod
-    def of(
-        cls, source: NDArray[Any], destination: NDArray[Any], rows: int, direction: Direction = "in"
-    ) -> Neighbours:
-        """Groups edges, given as rows ``[e]`` and ``[e]``, by row, in linear time and in order."""
-        ends, ways = (source, destination), []
-        for end in ENDS[direction]:
-            order, pointers = sort_by_key(ends[end], rows)
-            ways.append((pointers, np.asarray(ends[-1 - end], np.int32)[order]))
-        return cls(tuple(ways))
-
-    @property
-    def rows(self) -> int:
-        """Number of rows of the buffer."""
-        return len(self.ways[0][0]) - 1
-
-    @cached_property
-    def degrees(self) -> IntArray:
-        """``[rows]`` degrees over all directions, without self-loops."""
-        total = np.zeros(self.rows, np.int64)
-        for pointers, neighbours in self.ways:
-            row_of = np.repeat(np.arange(self.rows), np.diff(pointers))
-            total += np.bincount(row_of[row_of != neighbours], minlength=self.rows)
-        return total
 
 
 @dataclass(eq=False)
