@@ -12,6 +12,7 @@ import gc
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 from itertools import accumulate
 from typing import Any
 
@@ -20,7 +21,7 @@ import torch
 from staticgraph.batches.batch.static_batch import StaticBatch
 from staticgraph.internals.dispatch import TorchDispatchMode
 from staticgraph.probing.fake_tensors import distinct_bytes, state_bytes
-from staticgraph.probing.step_reading import WARM_STEPS, Probed, ProbeStep, Read, Reading
+from staticgraph.probing.step_reading import WARM_STEPS, Probed, Read, Reading
 from staticgraph.sizes.capacity import Capacity
 from staticgraph.steps.computation.model_setup import Subject
 from staticgraph.steps.state.training_state import untouched
@@ -146,7 +147,7 @@ class AllocatorReader:
         try:
             batch = StaticBatch.blank(probed.layout(capacity), subject.device)
             batch.real = None
-            step = ProbeStep(probed)
+            step = replace(probed)  # its last batch is released with it
             for _ in range(WARM_STEPS):
                 step.passes(batch)
                 step.update()

@@ -22,7 +22,7 @@ from staticgraph.batches.slots.slots import SlotLayout
 from staticgraph.internals.fakes import FakeTensorMode
 from staticgraph.memory.memory_model import ResidentBytes
 from staticgraph.probing.live_storages import CUDA_BLOCK, LiveStorages
-from staticgraph.probing.step_reading import Probed, ProbeStep, Read, Reading
+from staticgraph.probing.step_reading import Probed, Read, Reading
 from staticgraph.sizes.capacity import Capacity
 from staticgraph.steps.computation.model_setup import Subject
 from staticgraph.steps.state.training_state import require_shapes
@@ -56,7 +56,7 @@ class FakeTensorReader:
             if group.get("foreach", False) is None:
                 group["foreach"] = True
         twin = replace(subject, model=model, optimizer=optimizer)
-        step = ProbeStep(replace(probed, subject=twin), "cuda" if on_cuda else None)
+        step = replace(probed, subject=twin, device="cuda" if on_cuda else None)
         settled = False
 
         def read(capacity: Capacity) -> Reading:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -24,42 +25,37 @@ from staticgraph.steps.state.training_state import evaluating
 WARM_STEPS = 2
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(eq=False)
 class Probed:
-    """The steps that a reader runs: of a model, over data of one kind.
+    """The step that a reader runs, of a model over data of one kind.
+
+    Gradients are freed, then forward and backward run ``accumulate`` times, then the optimizer.
 
     Attributes:
-        subject: the model and how it is trained. Without a loss an evaluation is read, without an
-            optimizer only forward and backward.
+        subject: the model and how it is trained. Without a loss one evaluation without gradients is
+            read, without an optimizer only forward and backward.
         schema: the fields of the data.
         accumulate: backward passes per step of the optimizer.
+        device: attention paths are chosen for it where the tensors stand in for those of another
+            device.
+        widths: of the dense blocks that layers requested in the last forward.
     """
 
     subject: Subject
     schema: Schema
     accumulate: int = 1
+    device: str | None = None
+    widths: tuple[int, ...] = field(default=(), init=False)
 
     def layout(self, capacity: Capacity) -> SlotLayout:
         """The arrays of a batch of this capacity."""
         return SlotLayout(0, capacity, self.schema, self.subject.pointers)
 
-
-class ProbeStep:
-    """One step: forward, backward and update, or an evaluation.
-
-    Gradients are freed, then forward and backward run ``accumulate`` times, then the optimizer.
-    Without a loss, it is one evaluation without gradients. Attention paths are
-    chosen for ``device`` where the tensors stand in for those of another device.
-
-    Attributes:
-        widths: of the dense blocks that layers requested in the last forward.
-    """
-
-    def __init__(self, probed: Probed, device: str | None = None) -> None:
-        self._subject, self._accumulate, self._device = probed.subject, probed.accumulate, device
-        self._computation = Computation(probed.subject)
-        self._computation.assume_rows()  # only the step itself is measured
-        self.widths: tuple[int, ...] = ()
+    @cached_property
+    def _computation(self) -> Computation:
+        computation = Computation(self.subject)
+        computation.assume_rows()  # only the step itself is measured
+        return computation
 
     def _forward(self, work: str, batch: StaticBatch) -> torch.Tensor:
         with self._computation.active():
@@ -71,20 +67,20 @@ class ProbeStep:
 
     def passes(self, batch: StaticBatch) -> None:
         """Runs forward and backward, or an evaluation."""
-        with choosing(self._device):
-            if self._subject.loss is None:
-                with evaluating(self._subject.model):
+        with choosing(self.device):
+            if self.subject.loss is None:
+                with evaluating(self.subject.model):
                     self._forward("forward", batch)
                 return
-            self._subject.model.train()
-            self._subject.model.zero_grad()
-            for _ in range(self._accumulate):
+            self.subject.model.train()
+            self.subject.model.zero_grad()
+            for _ in range(self.accumulate):
                 self._forward("step", batch).backward()  # unnamed: freed before the update
 
     def update(self) -> None:
         """Steps the optimizer, if there is something to train."""
-        if self._subject.loss is not None and self._subject.optimizer is not None:
-            self._subject.optimizer.step()
+        if self.subject.loss is not None and self.subject.optimizer is not None:
+            self.subject.optimizer.step()
 
     def read(self, batch: StaticBatch, start: int, memory: StepMemory) -> Reading:
         """Runs the step, reads it, and frees all gradients.
@@ -100,10 +96,10 @@ class ProbeStep:
         memory.reset_peak(update=True)
         self.update()
         update = memory.peak()
-        self._subject.model.zero_grad()
+        self.subject.model.zero_grad()
         return Reading(
             step - start,
-            update - start if self._subject.loss is not None else 0,
+            update - start if self.subject.loss is not None else 0,
             moments=[(operation, live - start) for operation, live in moments],
             widths=self.widths,
         )
