@@ -28,7 +28,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from operator import mul
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -40,7 +40,6 @@ from staticgraph.text.how_many import how_many
 
 FloatArray = NDArray[np.float64]
 Form = Literal["linear", "attention", "quadratic"]
-FORMS: tuple[Form, ...] = get_args(Form)
 
 
 def counts_of(capacity: Capacity) -> dict[str, float]:
@@ -188,8 +187,8 @@ class Fit(NamedTuple):
             ValueError: a form, terms or a layout that do not exist.
         """
         form: Form = values["form"]
-        if form not in FORMS:
-            raise ValueError(f"form {form!r} is none of {', '.join(FORMS)}: probe the model again")
+        if form not in TERMS:
+            raise ValueError(f"form {form!r} is none of {', '.join(TERMS)}: probe the model again")
         axes, typed = tuple(values.get("axes", ())), values.get("typed", False)
         if tuple(values["terms"]) != (terms := terms_of(form, axes, typed)):
             raise ValueError(f"{form} has the terms {values['terms']}, not {terms}")
@@ -226,7 +225,7 @@ def fit(
 
     Args:
         points: the measured points; more of them than the form has terms.
-        form: one of :data:`FORMS`, or ``auto``: the first that is within 1% everywhere, else the
+        form: one of :data:`TERMS`, or ``auto``: the first that is within 1% everywhere, else the
             one with the smallest error.
         held_out: a point to check on, not fitted.
         typed: whether nodes have types: all nodes and all edges are then sums of the capacities'
@@ -237,7 +236,7 @@ def fit(
     """
     fits: list[Fit] = []
     refusals: list[str] = []
-    tried: Sequence[Form] = FORMS if form == "auto" else (form,)
+    tried: Sequence[Form] = [*TERMS] if form == "auto" else (form,)
     for name in tried:
         try:
             fits.append(_fit_form(points, name, held_out, typed))

@@ -73,7 +73,7 @@ def probe(
         store: a :class:`staticgraph.GraphStore`, or anything with ``.sizes`` and ``.schema``.
         loss: as for the runner; without one, evaluation is probed.
         optimizer: over the model's parameters; without one, forward and backward are probed.
-        form: one of :data:`staticgraph.memory.fit.FORMS`, such as ``linear``, ``attention`` or
+        form: one of :data:`staticgraph.memory.fit.TERMS`, such as ``linear``, ``attention`` or
             ``quadratic``, or ``auto``, which determines it.
         reader: how bytes are read: ``cuda`` (the allocator, real steps), ``fake`` (fake tensors,
             counted as on the CPU), ``fake-cuda`` (counted as on CUDA), or a custom reader.

@@ -3,7 +3,7 @@
 The problem: callers submit one or a few graphs at a time, from any thread, while a device that runs
 fixed shapes is efficient only with full buckets. The idea: a request waits at most a few
 milliseconds for others; one thread, the only one that runs the model, takes the next batch from the
-queue (:mod:`.waiting`), runs it, and gives each caller the rows of its own graphs. While a batch
+queue (:mod:`.request`), runs it, and gives each caller the rows of its own graphs. While a batch
 runs, the next one accumulates.
 
 The invariant: every accepted request is answered once, with the output of ``runner.predict`` for
@@ -150,7 +150,7 @@ class Server:
             (future,) = self.submit_split(self._copied(graphs), [len(graphs)])
         except BadGraph as error:
             with self._changed:
-                self._counts.failed += 1
+                self._counts.ended["failed"] += 1
             future.set_exception(error)
         refusal = future.exception() if future.done() else None
         if isinstance(refusal, ServerBusy | ServerClosed):  # while the graphs were read
@@ -268,7 +268,7 @@ class Server:
         waiting = len(self._waiting)
         over = waiting + graphs - self.max_queue
         if over > 0:
-            self._counts.refused += 1
+            self._counts.ended["refused"] += 1
             retry_s = max(SOONEST_RETRY_S, self._waiting.max_wait_s, self._counts.seconds_for(over))
             raise ServerBusy(
                 f"{how_many(waiting, 'graph')} {'waits' if waiting == 1 else 'wait'}, and with "
@@ -281,7 +281,7 @@ class Server:
         """Refuses a request with a graph that fits no bucket; the caller holds the lock."""
         if (graph := next((g for g in unfit if g in request.graphs), None)) is None:
             return
-        self._counts.failed += 1
+        self._counts.ended["failed"] += 1
         size = zip(self.schema.components, request.store.sizes[graph].tolist(), strict=True)
         capacities = self.runner.plan.capacities
         raise GraphTooLarge(
@@ -321,7 +321,7 @@ class Server:
     def _note_cancelled(self, future: Future[Any]) -> None:
         if future.cancelled():
             with self._changed:
-                self._counts.cancelled += 1
+                self._counts.ended["cancelled"] += 1
 
     # ------------------------------------------------------------------ the server's thread
 
@@ -411,7 +411,7 @@ class Server:
             with self._changed:
                 for request, outcome in ended:
                     if isinstance(outcome, Exception):
-                        self._counts.failed += 1
+                        self._counts.ended["failed"] += 1
                     else:
                         self._counts.answer(len(request), now - request.arrived)
         finally:  # ended requests must be answered even if this thread fails

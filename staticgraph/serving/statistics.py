@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -78,9 +78,10 @@ class Counts:
         self._waits: deque[float] = deque(maxlen=LAST_REQUESTS)
         self._latencies: deque[float] = deque(maxlen=LAST_REQUESTS)
         self._pace: deque[tuple[int, float]] = deque(maxlen=LAST_BATCHES)
-        self._graphs = self.failed = self.refused = self.cancelled = 0
-        self.answered: int = 0
+        self._graphs = 0
         self.failing: int = 0
+        # Requests, by how they ended.
+        self.ended: Counter[str] = Counter(answered=0, failed=0, refused=0, cancelled=0)
 
     def batch(self, bucket: int, real: tuple[int, int, int], waits: list[float]) -> None:
         """Counts a batch that begins: real nodes, edges and graphs, and each request's wait."""
@@ -95,7 +96,7 @@ class Counts:
 
     def answer(self, graphs: int, latency_s: float) -> None:
         """Counts an answered request."""
-        self.answered += 1
+        self.ended["answered"] += 1
         self._graphs += graphs
         self._latencies.append(latency_s)
 
@@ -119,9 +120,6 @@ class Counts:
             latency_s=latency_s,
             filling=tuple(filling.tolist()),
             by_bucket=tuple(self._by_bucket.tolist()),
-            answered=self.answered,
-            failed=self.failed,
-            refused=self.refused,
-            cancelled=self.cancelled,
             failing=self.failing,
+            **self.ended,
         )
