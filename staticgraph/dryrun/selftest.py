@@ -30,7 +30,12 @@ from staticgraph.internals.tracing import forget_compiled
 
 
 def tried() -> list[dict[str, Any]]:
-    """Runs all stages, in a patched process; see :func:`selftest` for what it returns."""
+    """Runs all stages, in a patched process.
+
+    Returns:
+        For each stage ``stage``, ``ok``, and on failure ``error``, ``where`` (the line of torch)
+        and ``points`` (the symbols patched for it).
+    """
     results: list[dict[str, Any]] = []
     for name, (of_stage, stage) in STAGES.items():
         WATCH.graphs, WATCH.sources = [], {}
@@ -140,25 +145,11 @@ STAGES: dict[str, tuple[tuple[str, ...], Callable[[Tensor], None]]] = {
 }
 
 
-def selftest(target: str = "h100") -> list[dict[str, Any]]:
-    """Runs the stages of the self-test.
-
-    Returns:
-        For each stage ``stage``, ``ok``, and on failure ``error``, ``where`` (the line of torch)
-        and ``points`` (the symbols patched for it).
-
-    Raises:
-        DryRunBroken: torch lacks a symbol; the message names it.
-        DryRunUnavailable: a dry run cannot work on this platform.
-    """
-    with emulated(target) as ask:
-        return ask(None)
-
-
 def main(argv: list[str]) -> int:
     """Runs the self-test, prints its stages, and returns the exit status."""
     try:
-        stages = selftest(*argv[:1])
+        with emulated(*argv[:1]) as ask:
+            stages = ask(None)
     except DryRunUnavailable as error:
         print(f"skipped: {error}")
         return 2

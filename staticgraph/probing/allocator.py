@@ -23,7 +23,6 @@ from staticgraph.internals.dispatch import TorchDispatchMode
 from staticgraph.probing.fake_tensors import distinct_bytes, state_bytes
 from staticgraph.probing.step_reading import WARM_STEPS, Probed, Read, Reading
 from staticgraph.sizes.capacity import Capacity
-from staticgraph.steps.computation.model_setup import Subject
 from staticgraph.steps.state.training_state import untouched
 
 
@@ -128,15 +127,24 @@ class AllocatorReader:
 
     @contextmanager
     def open(self, probed: Probed) -> Iterator[Read]:
-        """Opens the model for reading; afterwards its state and the random state are restored, and
-        reserved memory is returned."""
+        """Opens the model for reading; afterwards its state and the random state are restored, also
+        the classes of its layers, and no state where there was none, and reserved memory is
+        returned. Values are saved on the host, so that saving them does not affect the reading."""
+        subject, optimizer = probed.subject, probed.subject.optimizer
+        kinds = [(module, type(module)) for module in subject.model.modules()]
+        stepped = optimizer is not None and bool(optimizer.state)
         gc.collect()
         self.allocator.trim()
         try:
-            subject = probed.subject
-            with unchanged(subject):
-                base = self.allocator.allocated() - state_bytes(subject.optimizer)
-                yield lambda capacity: self._read(probed, capacity, base)
+            with untouched(subject.model, optimizer, beside=subject.functions):
+                base = self.allocator.allocated() - state_bytes(optimizer)
+                try:
+                    yield lambda capacity: self._read(probed, capacity, base)
+                finally:
+                    for module, kind in kinds:
+                        module.__class__ = kind
+                    if optimizer is not None and not stepped:
+                        optimizer.state.clear()
         finally:
             gc.collect()
             self.allocator.trim()
@@ -199,21 +207,3 @@ class Peaks(TorchDispatchMode):
     def peak(self) -> int:
         """The highest mark since then."""
         return max([self._allocator.peak(), *(peak for _, peak in self.moments)])
-
-
-@contextmanager
-def unchanged(subject: Subject) -> Iterator[None]:
-    """Restores a subject exactly: also the classes of its layers, and no state where there was
-    none. Values are saved on the host, so that saving them does not affect the measurement."""
-    model, optimizer = subject.model, subject.optimizer
-    kinds = [(module, type(module)) for module in model.modules()]
-    stepped = optimizer is not None and bool(optimizer.state)
-    beside = (subject.loss, subject.forward)
-    with untouched(model, optimizer, beside=beside):
-        try:
-            yield
-        finally:
-            for module, kind in kinds:
-                module.__class__ = kind
-            if optimizer is not None and not stepped:
-                optimizer.state.clear()
