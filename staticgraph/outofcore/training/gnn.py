@@ -15,6 +15,7 @@ from torch_geometric.nn import GATConv, GCNConv, SAGEConv
 from staticgraph.outofcore.disk.graph import ENDS, Direction
 from staticgraph.outofcore.sampling.sampled_graph import gcn_weights
 from staticgraph.steps.computation.model_call import Forward, forward_of
+from staticgraph.steps.computation.model_setup import device_of
 from staticgraph.steps.state.training_state import evaluating
 from staticgraph.text.numeric_options import whole_option
 
@@ -117,7 +118,6 @@ def run_whole(
         degrees = np.bincount(destination, minlength=len(x)) - 1
         graph.edge_weight = torch.from_numpy(gcn_weights(source, destination, degrees, degrees))
     graph.edge_index = torch.from_numpy(np.stack([source, destination]))
-    device = next((each.device for each in model.parameters()), torch.device("cpu"))
     with evaluating(model):
         whole: Any = Batch.from_data_list([graph])
-        return (forward or forward_of(model))(model, whole.to(device)).cpu()
+        return (forward or forward_of(model))(model, whole.to(device_of(model))).cpu()
