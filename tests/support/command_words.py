@@ -22,6 +22,7 @@ from staticgraph.checking.check import check
 from staticgraph.cli.plan_report import map_around
 from staticgraph.cli.probe import MeasuredStep, ProbeOptions, measure
 from staticgraph.dryrun import operations
+from staticgraph.dryrun.operations import count_step
 from staticgraph.dryrun.report import PARTS
 from staticgraph.memory.memory_model import MemoryModel
 from staticgraph.serving.service import service_of_run
@@ -165,7 +166,7 @@ def cut_short(patch: pytest.MonkeyPatch, folder: Path, measured: MemoryModel) ->
         "staticgraph.training.run.Training.run": trained,
         "staticgraph.probing.probe.probe": probed,
         "staticgraph.dryrun.operations.launched": launched,
-        "staticgraph.dryrun.operations.count_step": once(operations.count_step),
+        "staticgraph.dryrun.operations.count_step": once(count_step),
         "staticgraph.cli.plan_report.map_around": once(map_around),
         "staticgraph.checking.check.check": once(check),
         "staticgraph.training.versus.comparison.compare": once(compare),
