@@ -16,6 +16,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
+import numpy as np
+
 from staticgraph.text.how_many import some
 
 # "node", "edge", "graph", or the name of an axis.
@@ -362,12 +364,8 @@ class Schema:
     @property
     def ends(self) -> tuple[str, ...]:
         """The fields with the two nodes of every edge, where a batch of a user's own class has them
-        as two indices (or one, of edges that belong to a node); empty otherwise."""
-        names = tuple(
-            field.name
-            for field in self
-            if field.level == "edge" and field.counts == ("node",) and not field.shape
-        )
+        as one index or two (or one, of edges that belong to a node); empty otherwise."""
+        names = [x.name for x in self if x.level == "edge" and x.counts == ("node",)]
         return (names[0], names[-1]) if names else ()
 
     @property
@@ -519,7 +517,8 @@ class _Example:
         self._batch, self._levels, self._index, self._pad = batch, levels, index, pad
         names = [name for listed in levels.values() for name in listed]
         self._values = {
-            name: read_rows(batch, name, dense) for name in dict.fromkeys([*names, *index])
+            name: _checked(name, read_rows(batch, name, dense), name in index)
+            for name in dict.fromkeys([*names, *index])
         }
         unknown = [name for name in pad if name not in self._values]
         if unknown:
@@ -540,7 +539,7 @@ class _Example:
     def _has_ptr(self) -> bool:
         """Whether the batch says where the nodes of each graph begin, as PyG's does."""
         try:
-            return hasattr(read_path(self._batch, "ptr"), "shape")
+            return "ptr" not in self._listed and hasattr(read_path(self._batch, "ptr"), "shape")
         except ValueError:
             return False
 
@@ -558,7 +557,8 @@ class _Example:
         for name, (level, dim) in placed.items():
             array = self._array(name, level)
             names[name] = array
-            if array in (EDGE_INDEX, "batch") or array == f"{level}_batch":
+            owner = name in self._index and array in ("batch", f"{level}_batch")
+            if owner or array == EDGE_INDEX:
                 continue
             fields.append(self._field(name, array, level, dim))
         if self._has_ptr:
@@ -600,6 +600,8 @@ class _Example:
                 )
             level = fits[0]
         rows = self._rows.get(level)
+        if rows is None and shape[1:] == (2,) != shape[:1]:
+            rows = shape[0]  # pairs, of rows that nothing else has
         along = name in self._index and len(shape) > 1 and shape[0] != rows
         return level, len(shape) - 1 if along else 0
 
@@ -662,6 +664,27 @@ class _Example:
             for name, value in values.items()
             if type(value) is int and value > 1 and value in counts
         )
+
+
+def _checked(name: str, value: Any, is_index: bool) -> Any:
+    """Returns a tensor or array that can be a field, or an index of one.
+
+    Raises:
+        ValueError: it is something else: a list, a number, sparse, of a dtype that NumPy lacks.
+    """
+    try:
+        kind = np.dtype(dtype_name(value)).kind if len(value.shape) else ""
+    except (AttributeError, TypeError):
+        kind = ""
+    sparse = "sparse" in str(getattr(value, "layout", ""))
+    if kind and not sparse and (kind in "iu" or not is_index):
+        return value
+    shape = f"{dtype_name(value)} {list(value.shape)}" if hasattr(value, "dtype") else ""
+    raise ValueError(
+        f"{name!r} is a {'sparse ' * sparse}{type(value).__name__} {shape}".rstrip()
+        + "; a batch has dense tensors with a row per node, edge or graph, of a dtype that NumPy "
+        "has, and indices of whole numbers: give it so (bfloat16 as float32), or leave it out"
+    )
 
 
 def _slots(kind: type) -> tuple[str, ...]:

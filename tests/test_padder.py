@@ -331,7 +331,7 @@ class Outer(NamedTuple):
 
 
 def test_a_batch_of_the_users_class_comes_back_with_padding_as_declared():
-    inner = Inner(torch.randn(5, 3), torch.tensor([[0, 1, 4], [1, 0, 3]]),
+    inner = Inner(torch.randn(5, 3), torch.tensor([[2, 4, 4], [3, 2, 3]]),
                   torch.tensor([0, 0, 1, 1, 1]), 5, unlisted=torch.ones(5))  # fmt: skip
     outer = Outer(inner, torch.randn(6, 3), torch.tensor([1, -1], dtype=torch.int8))
     schema = sg.Schema.of_batch(
@@ -349,6 +349,9 @@ def test_a_batch_of_the_users_class_comes_back_with_padding_as_declared():
     assert padded.charge.tolist()[2:] == [7] * (len(padded.charge) - 2)
     assert (padded.graph.ends[:, 3:] >= 5).all()
     assert [len(piece) for piece in sg.unpad(padded.graph.h, padded)] == [2, 3]
+    assert [len(piece) for piece in sg.unpad(padded.graph.ends.T, padded)] == [0, 3]
+    parts = sg.Padder([(4, 9, 3)], schema=schema, overflow="split").pad(outer)
+    assert [part.real_edges for part in parts] == [0, 3]
 
 
 @dataclass(frozen=True, slots=True)
@@ -443,11 +446,13 @@ class Fields:
         ({"node": ["x"], "graph": ["y"], "index": {"of": "graph"}}, "has 5 rows, and the batch 2"),
         ({"node": ["x"], "index": {"pick": "node"}}, "list it in node=, edge=, graph="),
         ({"node": ["x"], "pad": {"y": 1}}, "pad= names 'y', which is of no level"),
+        ({"node": ["half"]}, r"'half' is a Tensor bfloat16 \[4\]; .*give it so"),
+        ({"node": ["x"], "index": {"y": "graph"}}, r"'y' is a Tensor float32.* whole numbers"),
     ],
 )
 def test_what_is_said_wrongly_of_a_batch_is_named(says, message):
     batch = {"x": torch.ones(4, 2), "y": torch.ones(5), "of": torch.tensor([0, 0, 1, 1]),
-             "pick": torch.tensor([1, 2])}  # fmt: skip
+             "pick": torch.tensor([1, 2]), "half": torch.ones(4).bfloat16()}  # fmt: skip
     with pytest.raises(ValueError, match=message):
         sg.Schema.of_batch(batch, **says)
 
@@ -922,7 +927,8 @@ def test_a_field_that_pyg_stacks_is_stacked():
 
 @pytest.mark.parametrize("collated", [False, True])
 def test_containers_of_tensors_are_left_out_and_named(collated):
-    graphs = [Data(**graph.to_dict(), hops=[graph.x, graph.x], id="a") for graph in GRAPHS[:6]]
+    graphs = [Data(**graph.to_dict(), hops=[graph.x, graph.x], id="a", charge=1, z=graph.x.numpy())
+              for graph in GRAPHS[:6]]  # fmt: skip
     padded = sg.Padder(sg.plan_stream(graphs, 6))(
         Batch.from_data_list(graphs) if collated else graphs
     )

@@ -251,13 +251,13 @@ class BatchRows(Rows):
             arrays[f"{level}_batch"][: len(owner)] = owner
             places = np.searchsorted(np.sort(owner), np.arange(graphs))
             arrays[f"{level}_ptr"][:graphs] = places
-        if self.schema.one_kind and self.edges:
-            self._check(_EDGES)
-            tensors[EDGE_INDEX][:, : real.edges].copy_(self.values[EDGE_INDEX])
         for each in self.schema:
             self._check(each)
             rows = real.of(each.level) * each.rows
             tensors[each.name].narrow(each.cat_dim or 0, 0, rows).copy_(self.values[each.name])
+        if self.schema.one_kind and self.edges:
+            self._check(_EDGES)
+            tensors[EDGE_INDEX][:, : real.edges].copy_(self.values[EDGE_INDEX])
         pad_rows(layout, arrays, real)
         note(buffer, layout.lengths)
         return StaticBatch(layout, tensors, real, objects=self.objects)
@@ -278,7 +278,7 @@ def _check_range(index: Tensor, shape: Field, real: RealCounts) -> None:
         BadGraph: there is one; it is named.
     """
     moved = index.movedim(shape.cat_dim or 0, 0)
-    flat = moved.reshape(len(moved), -1)
+    flat = moved.reshape(len(moved), shape.width)
     for place, level in counted(shape):
         column, rows = flat[:, place], real.of(level)
         if len(column) and (int(column.min()) < 0 or int(column.max()) >= rows):
@@ -292,7 +292,7 @@ def _check_range(index: Tensor, shape: Field, real: RealCounts) -> None:
 def _lowered(rows: Tensor, shape: Field, begin: Mapping[str, int]) -> Tensor:
     """Returns index rows with their values lowered by the first row of what they count."""
     moved = rows.movedim(shape.cat_dim or 0, 0)
-    flat = moved.reshape(len(moved), -1).clone()
+    flat = moved.reshape(len(moved), shape.width).clone()
     for place, level in counted(shape):
         flat[:, place] -= begin[level]
     return flat.view(moved.shape).movedim(0, shape.cat_dim or 0)

@@ -129,7 +129,9 @@ def read(batch: Any, schema: Schema) -> Rows:
         return rows.sorted_by_destination() if rows else _all_of(stored(batch, schema))
     if is_pyg_batch(batch):
         unsorted = not schema.keep_order and _has_rules(schema)
-        if schema.hetero or schema.two_sided or unsorted or "batch" not in batch:
+        tensors = getattr(batch, "_store", {})  # PyG leaves arrays in a list
+        joined = all(isinstance(tensors.get(field.name), Tensor) for field in schema)
+        if schema.hetero or schema.two_sided or unsorted or "batch" not in batch or not joined:
             return _all_of(stored(split(batch), schema))
         return _collated(batch, schema).sorted_by_destination()
     return _declared(batch, schema)
@@ -221,12 +223,7 @@ def _concatenated(graphs: Sequence[Any], schema: Schema) -> BatchRows | None:
 def _collated(batch: Any, schema: Schema) -> BatchRows:
     """Returns the rows of PyG's ``Batch`` of one kind of nodes."""
     mapping = batch._store._mapping
-    values: dict[str, Tensor] = {}
-    for field in schema:
-        value = mapping.get(field.name)
-        if not isinstance(value, Tensor):
-            raise BadGraph(f"the batch has no {field.name!r}, which the plan's batches have")
-        values[field.name] = _on_host(value)
+    values = {field.name: _on_host(mapping[field.name]) for field in schema}
     # A model reads the former, which a user may have changed.
     owner, ptr = mapping["batch"], mapping.get("ptr")
     if ptr is None or not _is_owner(owner, ptr):
@@ -288,7 +285,6 @@ def _declared(batch: Any, schema: Schema) -> BatchRows:
         ptr = _bounds(owner, graphs)
     else:
         ptr = np.array([0, _rows_at(schema, values, "node")])
-    of_node = owners_of(ptr)
     edge_index = values.get(EDGE_INDEX)
     if edge_index is None:
         edges = _rows_at(schema, values, "edge")
@@ -296,7 +292,8 @@ def _declared(batch: Any, schema: Schema) -> BatchRows:
     else:
         edges = edge_index.shape[1]
     owners: dict[str, IntArray] = {}
-    known = {"node": of_node, "edge": of_node[values[EDGE_INDEX][1].numpy()]}
+    of_edge = np.searchsorted(ptr, values[EDGE_INDEX][1].numpy(), "right") - 1
+    known = {"node": owners_of(ptr), "edge": of_edge}
     for axis in schema.axes:
         axis_owner = values.pop(f"{axis.name}_batch", None)
         owners[axis.name] = (
@@ -315,10 +312,14 @@ def _rows_at(schema: Schema, values: Mapping[str, Tensor], level: str) -> int:
 
 
 def _ends(schema: Schema, values: Mapping[str, Tensor], edges: int) -> Tensor:
-    """``[2, e]``: the nodes of each edge where a batch has them as two indices."""
-    if not schema.ends:
+    """``[2, e]``: the nodes of each edge where a batch has them under other names."""
+    ends = [
+        values[name].movedim(schema[name].cat_dim or 0, 0).reshape(-1, schema[name].width)
+        for name in schema.ends
+    ]
+    if not ends:
         return torch.zeros(2, edges, dtype=torch.int64)
-    return torch.stack([values[name] for name in schema.ends]).long()
+    return torch.stack([ends[0][:, 0], ends[-1][:, -1]]).long()
 
 
 def _owner(
@@ -328,7 +329,7 @@ def _owner(
     for field in schema:
         if field.level == level and field.counts and field.counts[0] in known:
             index = values[field.name].movedim(field.cat_dim or 0, 0).reshape(-1, field.width)
-            return known[field.counts[0]][index[:, 0].numpy()]
+            return known[field.counts[0]].take(index[:, 0].numpy(), mode="clip")
     raise BadGraph(
         f"nothing says which graph the {level} rows are of: give an index from them to nodes, "
         'edges or graphs, index={"name": "graph"}'

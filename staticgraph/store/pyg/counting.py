@@ -77,7 +77,7 @@ class CountedFields:
 
     def set_aside(self, number: int, key: str, value: Any) -> None:
         """Records a value that is not a tensor: a string, None, a list."""
-        if value is not None and self.schema is None:
+        if value is not None:
             self.aside.setdefault(key, {})[number] = value
 
     def objects(self, schema: Schema) -> dict[str, ObjectColumn]:

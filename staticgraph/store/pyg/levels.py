@@ -45,7 +45,7 @@ def as_tensor(value: Any, key: str = "edge_index") -> Tensor | None:
     if isinstance(value, Tensor):
         if value.layout != torch.strided:
             raise BadGraph(
-                "sparse adjacency matrices are not supported: store edge_index instead of adj_t"
+                f"{key!r}: sparse adjacency matrices are not supported: store edge_index instead"
             )
         return torch.atleast_1d(value.detach().cpu())
     if isinstance(value, np.ndarray | np.generic) and value.dtype.kind in "biufc":
