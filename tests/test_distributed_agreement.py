@@ -31,6 +31,8 @@ def _refused(case: str) -> str:
         batch_size += 1
     if case == "model" and rank == 1:
         model.head = nn.Linear(6, 3).double()
+    if case == "lazy":
+        model.head = nn.LazyLinear(3)
     if case == "wrapped":
         model = nn.parallel.DistributedDataParallel(model, find_unused_parameters=True)
     if case == "inside":
@@ -46,6 +48,7 @@ def _refused(case: str) -> str:
     [
         ("plan", "the plan of rank 1 differs from rank 0's"),
         ("model", "the model of rank 1 differs from rank 0's"),
+        ("lazy", "parameter head.weight has no shape yet: run the lazy module once"),
         ("wrapped", "the model is wrapped in DistributedDataParallel"),
         ("inside", "'conv.nn' of the model is wrapped in DistributedDataParallel"),
     ],

@@ -64,6 +64,18 @@ class Key(Net):
         return {"out": super().forward(x, edge_index, batch)}["outs"]
 
 
+class Endless(tuple):
+    def __len__(self):
+        raise NotImplementedError
+
+
+class Odd(Net):
+    sizes = Endless([1])
+
+    def forward(self, x, edge_index, batch):
+        return super().forward(x, edge_index, batch) + sum(size for size in self.sizes)
+
+
 class Breaks(Net):
     def forward(self, x, edge_index, batch):
         torch._dynamo.graph_break()
@@ -215,12 +227,13 @@ HERE = r"users_models\.py:\d+: "
             r"the model gives \[\], and its loss takes a row per graph, .*: keep a row per gr",
         ),
         ("wide", r"the model gives \[\d+, 7\], .*: give its last layer 1 for regression"),
-        ("Key", r"the model or the loss raises KeyError\('outs'\)"),
+        ("Key", r"the model raises KeyError\('outs'\)"),
         ("narrow", rf"RuntimeError\(.*(shapes|dim).*{HERE}return self.head"),
         ("Asks", f"{HERE}return super.*; {DATA}"),
         ("Chooses", DATA),
         ("Counts", f"{HERE}return out.*; {DATA}"),
         ("Splits", f"item at .*{HERE}return out.*; Give the sizes instead of reading them"),
+        ("Odd", r"NotImplementedError: raised by __len__, .*users_models\.py:\d+; Give the oper"),
         ("Breaks", rf"Call to .*{HERE}torch._dynamo.graph_break\(\); Give the operation a static"),
     ],
 )

@@ -335,7 +335,10 @@ def _graphs_in(batch: StaticBatch) -> int:
 
 
 # What to do, depending on the cause; the last two are added if it was plain PyG that differs.
-LAYERS = "Reduce over each graph with a pool and the batch vector, or mask with batch.node_mask"
+LAYERS = (
+    "Reduce over each graph with a pool and the batch vector, or mask with batch.node_mask "
+    "(batch.graph_mask before a sum over graphs)"
+)
 NORMS = (
     "A norm that calls F.batch_norm itself counts padding rows: derive it from "
     "torch.nn.BatchNorm1d, and leave the forward to that"

@@ -44,6 +44,7 @@ from staticgraph.internals.dispatch import version_of
 from staticgraph.steps.computation.model_setup import Subject
 from staticgraph.steps.loss.finite_losses import FiniteLosses
 from staticgraph.steps.state.reachable_state import held_by
+from staticgraph.steps.state.training_state import require_shapes
 from staticgraph.text.how_many import how_many
 
 # The models are compared in steps 1, 2, 4, ..., and in every so many-th. The checksum of a model of
@@ -64,11 +65,13 @@ class Averaging:
         ranks: the ranks that train it.
 
     Raises:
-        ValueError: the model, or what the loss holds, differs from rank 0's in names or shapes.
+        ValueError: the model, or what the loss holds, differs from rank 0's in names or shapes, or
+            a lazy module has not run yet.
     """
 
     def __init__(self, subject: Subject, ranks: Ranks) -> None:
         model = subject.model
+        require_shapes(model)
         held = _held_modules(subject)
         others = [p for p in subject.parameters() if id(p) not in set(map(id, model.parameters()))]
         values = [v for module in held for v in (*module.parameters(), *module.buffers())]

@@ -299,7 +299,11 @@ def why_not_compiled(error: Exception, seen: str | None) -> str:
     """
     message = str(error)
     obstacle = untraceable(message, type(error), seen)
-    lines = [f"the model or the loss raises {seen}" if seen else obstacle.operation]
+    raises = "the loss raises" if "/staticgraph/steps/loss/" in message else "the model raises"
+    lines = [f"{raises} {seen}" if seen else obstacle.operation]
+    if lines[0].endswith(":"):  # of an exception without a text
+        last = traceback.extract_tb(error.__traceback__)[-1]
+        lines[0] += f" raised by {last.name}, {last.filename}:{last.lineno}"
     if any(_of_model(match["file"]) for match in _FRAME.finditer(message)):
         lines.append(f"{obstacle.where}: {obstacle.line}")
     own = (seen or "").startswith(NotStatic.__name__)  # whose text says what to do
