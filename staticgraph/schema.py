@@ -177,6 +177,29 @@ def read_rows(batch: Any, path: str, dense: tuple[str, ...]) -> Any:
     return mask.nonzero()[:, 0] if path == dense[0] else value[mask]
 
 
+def attributes_of(value: Any) -> Iterator[tuple[str, Any]]:
+    """Yields the items or attributes of an object, those in slots included."""
+    if hasattr(value, "stores"):  # PyG's: to ask a HeteroData for an attribute adds a node type
+        yield from (item for store in value.stores for item in store.items())
+        return
+    if is_read_by_key(value):
+        yield from ((name, value[name]) for name in value.keys())  # noqa: SIM118
+        return
+    names = [*getattr(value, "_fields", ()), *getattr(value, "__dict__", {})]
+    for kind in type(value).__mro__:
+        slots = getattr(kind, "__slots__", ())
+        names += [slots] if isinstance(slots, str) else slots
+    for name in dict.fromkeys(names):
+        if name != "__weakref__" and hasattr(value, name):
+            yield name, getattr(value, name)
+
+
+def is_read_by_key(value: Any) -> bool:
+    """Whether an object is read and written by key, as mappings and a ``TensorDict`` are: its class
+    is, since an instance may hand names on to another object."""
+    return callable(getattr(type(value), "keys", None)) and hasattr(value, "__setitem__")
+
+
 def dtype_name(value: Any) -> str:
     """Returns the name of a tensor's or array's dtype: ``float32``."""
     return str(value.dtype).removeprefix("torch.")
@@ -584,13 +607,12 @@ class _Example:
         if level is None:
             if _tail(name) == EDGE_INDEX:
                 return "edge", len(shape) - 1
-            near = {"node"} if self._index[name] == "graph" and self._rows.get("node") else set()
             fits = [
                 candidate
                 for candidate, rows in self._rows.items()
                 if rows in (shape[:1] + shape[-1:])
             ]
-            if near & set(fits):
+            if "node" in fits and self._index[name] == "graph" and self._rows["node"]:
                 fits = ["node"]
             if len(fits) != 1:
                 raise ValueError(
@@ -651,17 +673,10 @@ class _Example:
 
     def _sizes(self) -> tuple[tuple[str, Level], ...]:
         """The batch's whole numbers that are the number of rows of one level."""
-        try:
-            values = vars(self._batch)
-        except TypeError:
-            slots = [name for kind in type(self._batch).__mro__ for name in _slots(kind)]
-            values = {name: getattr(self._batch, name, None) for name in slots}
-        if isinstance(self._batch, Mapping):
-            values = self._batch
         counts = {rows: level for level, rows in self._rows.items()}  # graphs come last
         return tuple(
             (name, counts[value])
-            for name, value in values.items()
+            for name, value in attributes_of(self._batch)
             if type(value) is int and value > 1 and value in counts
         )
 
@@ -672,24 +687,15 @@ def _checked(name: str, value: Any, is_index: bool) -> Any:
     Raises:
         ValueError: it is something else: a list, a number, sparse, of a dtype that NumPy lacks.
     """
-    try:
-        kind = np.dtype(dtype_name(value)).kind if len(value.shape) else ""
-    except (AttributeError, TypeError):
-        kind = ""
+    kind = np.sctypeDict.get(dtype_name(value)) if getattr(value, "shape", ()) else None
     sparse = "sparse" in str(getattr(value, "layout", ""))
-    if kind and not sparse and (kind in "iu" or not is_index):
-        return value
-    shape = f"{dtype_name(value)} {list(value.shape)}" if hasattr(value, "dtype") else ""
-    raise ValueError(
-        f"{name!r} is a {'sparse ' * sparse}{type(value).__name__} {shape}".rstrip()
-        + "; a batch has dense tensors with a row per node, edge or graph, of a dtype that NumPy "
-        "has, and indices of whole numbers: give it so (bfloat16 as float32), or leave it out"
-    )
-
-
-def _slots(kind: type) -> tuple[str, ...]:
-    slots = getattr(kind, "__slots__", ())
-    return (slots,) if isinstance(slots, str) else tuple(slots)
+    if kind is None or sparse or (is_index and not issubclass(kind, np.integer)):
+        raise ValueError(
+            f"{name!r} is a {type(value).__name__} ({getattr(value, 'dtype', 'no tensor')}); a "
+            "batch has dense tensors with a row per node, edge or graph, of a dtype that NumPy "
+            "has, and indices of whole numbers: give it so (bfloat16 as float32), or leave it out"
+        )
+    return value
 
 
 def _tail(path: str) -> str:

@@ -63,7 +63,7 @@ def _agreed(padder: Padder, batch: Any, ranks: Ranks) -> StaticBatch:
     rows = padder.rows_of(batch)
     fits = padder.bucket_of(rows) is not None
     padder.counts.overflowed += not fits
-    sizes = ranks.maxima((0,) * len(rows.sizes) if fits else rows.sizes)
+    sizes = ranks.maxima([0 if fits else size for size in rows.real.sizes])
     if any(sizes):
         padder.grow([int(size) for size in sizes])
     bucket = padder.bucket_of(rows)

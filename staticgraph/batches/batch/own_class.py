@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from types import SimpleNamespace
 from typing import Any
 
@@ -18,7 +18,7 @@ from torch import Tensor
 
 from staticgraph.batches.batch.static_batch import StaticBatch
 from staticgraph.internals.dispatch import copied
-from staticgraph.schema import Schema
+from staticgraph.schema import Schema, attributes_of, is_read_by_key
 
 _STATIC = "_staticgraph_static"
 
@@ -107,31 +107,8 @@ def unpad(output: Any, batch: Any) -> Any:
     return static.unpad(output)
 
 
-def attributes_of(value: Any) -> Iterator[tuple[str, Any]]:
-    """Yields the items or attributes of an object, those in slots included."""
-    if hasattr(value, "stores"):  # PyG's: to ask a HeteroData for an attribute adds a node type
-        yield from (item for store in value.stores for item in store.items())
-        return
-    if is_read_by_key(value):
-        yield from ((name, value[name]) for name in value.keys())  # noqa: SIM118
-        return
-    names = [*getattr(value, "_fields", ()), *getattr(value, "__dict__", {})]
-    for kind in type(value).__mro__:
-        slots = getattr(kind, "__slots__", ())
-        names += [slots] if isinstance(slots, str) else slots
-    for name in dict.fromkeys(names):
-        if name != "__weakref__" and hasattr(value, name):
-            yield name, getattr(value, name)
-
-
 def _get(value: Any, name: str) -> Any:
     return value[name] if is_read_by_key(value) else getattr(value, name)
-
-
-def is_read_by_key(value: Any) -> bool:
-    """Whether an object is read and written by key, as mappings and a ``TensorDict`` are: its class
-    is, since an instance may hand names on to another object."""
-    return callable(getattr(type(value), "keys", None)) and hasattr(value, "__setitem__")
 
 
 def _changed(value: Any, changes: Mapping[str, Any]) -> Any:

@@ -22,7 +22,7 @@ from staticgraph.batches.slots.batch_memory import note
 from staticgraph.batches.slots.real_counts import RealCounts
 from staticgraph.batches.slots.slots import SlotLayout
 from staticgraph.errors import BadGraph
-from staticgraph.schema import EDGE_INDEX, ORDERS, Field, Schema
+from staticgraph.schema import EDGE_INDEX, ORDERS, Field, Schema, dtype_name
 from staticgraph.sizes.whole_numbers import IntArray
 from staticgraph.store.columns import sort_by_destination
 from staticgraph.store.graph_columns import StoredGraphs
@@ -32,28 +32,10 @@ from staticgraph.store.objects import HostObjects
 _CPU = torch.device("cpu")
 
 
-class Rows:
-    """What a padder asks of the rows of a batch."""
+class StoredRows:
+    """The rows of some graphs of a store, which are copied from its columns."""
 
     device: torch.device = _CPU
-    real: RealCounts
-
-    @property
-    def sizes(self) -> tuple[int, ...]:
-        """Nodes, edges, graphs, nodes of the largest graph, and rows of each further component."""
-        return (*self.real[:4], *(rows for _, rows in self.real.extra))
-
-    def part(self, first: int, last: int) -> Rows:
-        """Returns the graphs ``first`` to ``last`` (exclusive) alone."""
-        raise NotImplementedError
-
-    def padded(self, layout: SlotLayout) -> StaticBatch:
-        """Returns the rows in a bucket's shapes, on the host."""
-        raise NotImplementedError
-
-
-class StoredRows(Rows):
-    """The rows of some graphs of a store, which are copied from its columns."""
 
     def __init__(self, graphs: StoredGraphs) -> None:
         self._graphs = graphs
@@ -91,7 +73,7 @@ class StoredRows(Rows):
 
 
 @dataclass(frozen=True, eq=False)
-class BatchRows(Rows):
+class BatchRows:
     """The rows of a batch.
 
     Attributes:
@@ -118,7 +100,7 @@ class BatchRows(Rows):
     first: int = 0
 
     @cached_property
-    def real(self) -> RealCounts:  # pyright: ignore[reportIncompatibleVariableOverride]
+    def real(self) -> RealCounts:
         """How many rows of each level there are."""
         sizes = np.diff(self.node_ptr)
         extra = tuple((axis.name, len(self.owners[axis.name])) for axis in self.schema.axes)
@@ -131,7 +113,8 @@ class BatchRows(Rows):
         Raises:
             BadGraph: the rows of a level are not grouped by graph.
         """
-        bounds = {level: self._bounds(level)[[first, last]] for level in self._levels}
+        levels = ("node", "edge", *(axis.name for axis in self.schema.axes))
+        bounds = {level: self._bounds(level)[[first, last]] for level in levels}
         bounds["graph"] = np.array([first, last])
         values = {}
         for name, value in self.values.items():
@@ -143,16 +126,15 @@ class BatchRows(Rows):
                 begin = {level: int(bounds[level][0]) for level in shape.counts if level}
                 rows = _lowered(rows, shape, begin)
             values[name] = rows
-        node_first = int(bounds["node"][0]) if "node" in bounds else 0
         return replace(
             self,
             values=values,
-            node_ptr=self.node_ptr[first : last + 1] - node_first,
+            node_ptr=self.node_ptr[first : last + 1] - self.node_ptr[first],
             owners={
                 level: owner[slice(*bounds[level].tolist())] - first
                 for level, owner in self.owners.items()
             },
-            edges=int(np.diff(bounds["edge"])[0]) if "edge" in bounds else 0,
+            edges=int(np.diff(bounds["edge"])[0]),
             objects=HostObjects(
                 {name: each[first:last] for name, each in self.objects.items()},
                 {
@@ -163,19 +145,11 @@ class BatchRows(Rows):
             first=self.first + first,
         )
 
-    @cached_property
-    def _levels(self) -> tuple[str, ...]:
-        axes = tuple(axis.name for axis in self.schema.axes)
-        return axes if self.schema.hetero else ("node", "edge", *axes)
-
     def _bounds(self, level: str) -> IntArray:
         """``[g + 1]``: where the rows of each graph begin."""
         if level == "node":
             return self.node_ptr
-        owner = self.owners.get(level)
-        if owner is None and level == "edge":
-            owner = self._edge_owner
-        assert owner is not None
+        owner = self._edge_owner if level == "edge" else self.owners[level]
         if (np.diff(owner) < 0).any():
             raise BadGraph(
                 f"the batch is to be split, and its rows of level {level!r} are not grouped by "
@@ -185,10 +159,7 @@ class BatchRows(Rows):
 
     @cached_property
     def _edge_owner(self) -> IntArray:
-        index = self.values.get(EDGE_INDEX)
-        if index is None:
-            return np.zeros(0, np.int64)
-        return np.searchsorted(self.node_ptr, index[1].numpy(), "right") - 1
+        return np.searchsorted(self.node_ptr, self.values[EDGE_INDEX][1].numpy(), "right") - 1
 
     def sorted_by_destination(self) -> BatchRows:
         """Returns the same batch with its edges as a store sorts them, unless the schema keeps
@@ -222,10 +193,10 @@ class BatchRows(Rows):
         value, real = self.values[shape.name], self.real
         if shape.counts and value.dim():
             _check_range(value, shape, real)
-        physical = shape.physical(real.of(shape.level) * shape.rows)
-        if shape is not _EDGES and (tuple(value.shape), _name(value)) != (physical, shape.dtype):
+        dtype, physical = dtype_name(value), shape.physical(real.of(shape.level) * shape.rows)
+        if shape is not _EDGES and (tuple(value.shape), dtype) != (physical, shape.dtype):
             raise BadGraph(
-                f"{shape.name!r} is {_name(value)} {list(value.shape)}, and the plan's batches "
+                f"{shape.name!r} is {dtype} {list(value.shape)}, and the plan's batches "
                 f"have {shape.dtype} {list(physical)} for {real}: give it so, or make a plan for "
                 "this data"
             )
@@ -243,9 +214,8 @@ class BatchRows(Rows):
         real = self.real
         graphs = real.graphs
         arrays["graph_ids"][:graphs] = np.arange(self.first, self.first + graphs)
-        if not self.schema.hetero:
-            arrays["ptr"][: graphs + 1] = self.node_ptr
-            arrays["batch"][: real.nodes] = owners_of(self.node_ptr)
+        arrays["ptr"][: graphs + 1] = self.node_ptr
+        arrays["batch"][: real.nodes] = owners_of(self.node_ptr)
         for level in layout.axes:
             owner = self.owners[level]
             arrays[f"{level}_batch"][: len(owner)] = owner
@@ -263,6 +233,8 @@ class BatchRows(Rows):
         return StaticBatch(layout, tensors, real, objects=self.objects)
 
 
+# What a padder asks for rows.
+Rows = StoredRows | BatchRows
 # What ``edge_index`` is where it is not a field.
 _EDGES = Field(EDGE_INDEX, "edge", (2,), "int64", cat_dim=1, counts=("node",))
 
@@ -296,10 +268,6 @@ def _lowered(rows: Tensor, shape: Field, begin: Mapping[str, int]) -> Tensor:
     for place, level in counted(shape):
         flat[:, place] -= begin[level]
     return flat.view(moved.shape).movedim(0, shape.cat_dim or 0)
-
-
-def _name(value: Tensor) -> str:
-    return str(value.dtype).removeprefix("torch.")
 
 
 def owners_of(ptr: Sequence[int] | Tensor | IntArray) -> IntArray:

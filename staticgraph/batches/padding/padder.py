@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from operator import add
 from typing import Any, Literal
 
 import torch
@@ -61,9 +62,9 @@ class PadderCounts:
         """Counts a padded batch."""
         capacity, real = batch.capacity, batch.real_counts
         self.batches += 1
-        self.real = tuple(a + b for a, b in zip(self.real, real[:3], strict=True))  # pyright: ignore
+        self.real = tuple(map(add, self.real, real[:3]))  # pyright: ignore
         rows = (capacity.nodes, capacity.edges, capacity.graphs)
-        self.physical = tuple(a + b for a, b in zip(self.physical, rows, strict=True))  # pyright: ignore
+        self.physical = tuple(map(add, self.physical, rows))  # pyright: ignore
 
     @property
     def padding(self) -> tuple[float, ...]:
@@ -218,7 +219,7 @@ class Padder:
         if self.overflow == "grow" and not grows:
             return self._unplanned(rows)
         if self.overflow == "grow" and torch.utils.data.get_worker_info() is None:
-            self.grow(rows.sizes)
+            self.grow(rows.real.sizes)
             return self.fill(rows, len(self._layouts) - 1)
         if self.overflow == "split":
             parts = [(part, self.bucket_of(part)) for part in self._halved(rows)]

@@ -269,9 +269,7 @@ def _declared(batch: Any, schema: Schema) -> BatchRows:
     values: dict[str, Tensor] = {}
     device = torch.device("cpu")
     for path, array in names.items():
-        value = read_rows(batch, path, schema.dense)
-        if not isinstance(value, Tensor):
-            value = torch.as_tensor(value)
+        value = torch.as_tensor(read_rows(batch, path, schema.dense))
         device = value.device
         values[array] = _on_host(value)
     owner, bounds = values.pop("batch", None), values.pop("ptr", None)

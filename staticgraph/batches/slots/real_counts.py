@@ -31,6 +31,11 @@ class RealCounts(NamedTuple):
         counts = (("nodes", self.nodes), ("edges", self.edges), ("graphs", self.graphs))
         return ", ".join(f"{rows:,} {name}" for name, rows in (*counts, *self.extra))
 
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """Nodes, edges, graphs, nodes of the largest graph, and rows of each further component."""
+        return (*self[:4], *(rows for _, rows in self.extra))
+
     def of(self, level: str) -> int:
         """Returns how many rows of a level are real."""
         counts = {"node": self.nodes, "edge": self.edges, "graph": self.graphs}

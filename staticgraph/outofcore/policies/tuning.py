@@ -79,7 +79,7 @@ def tune(
     raise ValueError(
         f"{how_many(memory_bytes, 'byte')} of memory hold no buffer for "
         f"{how_many(num_nodes, 'node')} of {node_bytes} bytes and {how_many(num_edges, 'edge')}; "
-        f"the smallest takes {how_many(needed, 'byte')}: raise the memory, or lower the dimension"
+        f"the smallest takes {needed} bytes: raise the memory, or lower the dimension"
     )
 
 

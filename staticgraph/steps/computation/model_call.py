@@ -23,10 +23,9 @@ from torch.fx.experimental.symbolic_shapes import guard_or_false
 
 from staticgraph.batches.batch.batch_arrays import field_mask, wide_mask
 from staticgraph.batches.batch.containers import parts_of, with_parts
-from staticgraph.batches.batch.own_class import attributes_of, is_read_by_key
 from staticgraph.batches.batch.static_batch import StaticBatch
 from staticgraph.errors import users_level
-from staticgraph.schema import DICT_SUFFIX, RESERVED, Level
+from staticgraph.schema import DICT_SUFFIX, RESERVED, Level, attributes_of, is_read_by_key
 from staticgraph.text.how_many import how_many
 
 # A sole parameter with such a name means the batch, even if "batch" is a field as well.

@@ -87,8 +87,7 @@ def trace_step(compute: Callable[[StaticBatch], Any], batch: StaticBatch) -> Tra
     except NotStatic as error:
         trace.error = str(error)
     except Exception as error:  # whatever the model or torch raises during the trace
-        cause = cause_of(error)
-        trace.error = str(cause)
+        trace.error = str(cause_of(error))
         trace.observed = observed(error)
     return trace
 
