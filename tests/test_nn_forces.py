@@ -60,7 +60,7 @@ def test_forces_and_their_gradients_equal_unpadded_ones(traced):
     energy, force = plain(data)
     terms = loss((energy, force), data)
     per_graph = global_mean_pool(terms[1], data.batch).mean(1, keepdim=True)
-    (terms[0] + per_graph).mean().backward()
+    (mean := (terms[0] + per_graph).mean()).backward()
 
     store = sg.GraphStore.from_pyg(molecules())
     nodes, edges = (int(total) for total in store.sizes.sum(0))
@@ -70,6 +70,9 @@ def test_forces_and_their_gradients_equal_unpadded_ones(traced):
     assert torch.allclose(found_energy[:6], energy, rtol=0, atol=1e-10)
     assert torch.allclose(found_force[:nodes], force, rtol=0, atol=1e-10)
     assert not found_force[nodes:].any()
+    for _ in range(2):
+        assert torch.equal(runner.eval_step(batch).out[1], found_force)
+        assert torch.allclose(runner.eval_step(batch).loss, mean.detach(), rtol=0, atol=1e-10)
     model.zero_grad()
     if traced:
         computation = runner.steps.computation

@@ -73,6 +73,7 @@ class Inference:
         self._turns = turns
         self._evaluating = Evaluation(steps.subject.model)
         self.padder: Padder | None = None
+        self._loss_differentiates = False
 
     @property
     def plan(self) -> BucketPlan:
@@ -99,15 +100,25 @@ class Inference:
 
         As after ``model.eval()``; a model that is not in training itself is run with its modules'
         flags as they are. Every flag is restored afterwards. Without a loss function, ``loss`` is
-        None.
+        None; a loss that differentiates by a field runs in eager.
         """
         check_not_traced("eval_step()")
         batch = as_static(self, batch)
         with self._turns.forward, self._evaluating() as sampled:
+            computation = self.steps.computation
+            if self._loss_differentiates:
+                return EvalResult(*computation.differentiated(take(self, batch, "forward")))
             out = self._run("forward", batch, "eager" if sampled else None)
-            known = self.loss is not None and isinstance(batch, StaticBatch)
-            loss = self.steps.computation.mean_loss(out, batch) if known else None
-        return EvalResult(out, loss)
+            if self.loss is None or not isinstance(batch, StaticBatch):
+                return EvalResult(out, None)
+            try:
+                return EvalResult(out, computation.mean_loss(out, batch))
+            except RuntimeError:  # there is nothing to differentiate
+                if not self.subject.differentiable:
+                    raise
+                result = EvalResult(*computation.differentiated(batch))
+                self._loss_differentiates = True
+                return result
 
     def eager_forward(self, batch: StaticBatch) -> Any:
         """Returns the output in evaluation mode, in eager, whatever the mode."""

@@ -246,6 +246,12 @@ class Computation:
             self.context.leave()
         return result
 
+    def differentiated(self, batch: StaticBatch) -> tuple[Any, Tensor]:
+        """Returns the output and the mean loss, detached, where the loss takes derivatives and
+        gradients are disabled outside."""
+        with self.active(), torch.enable_grad():
+            return _detached(self.run("both", batch))
+
     def plain(self, data: Any) -> Any:
         """Returns the output over a batch without padding, in the precision of a step."""
         with self.precision():
