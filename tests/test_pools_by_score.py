@@ -18,6 +18,8 @@ from torch_geometric.data import Batch, Data
 from torch_geometric.nn import GINConv, GPSConv, SAGPooling, TopKPooling, global_add_pool
 from torch_geometric.nn.aggr import LSTMAggregation
 from torch_geometric.nn.attention import PolynormerAttention
+from torch_geometric.nn.pool.connect.filter_edges import filter_adj
+from torch_geometric.nn.pool.select.topk import topk
 from torch_geometric.utils import scatter, to_dense_batch
 
 import staticgraph as sg
@@ -62,7 +64,23 @@ class Net(nn.Module):
         return out, apart, ratio
 
 
+class ByHand(nn.Module):
+    """As published code writes a pool, with the functions that PyG's own pools call."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.score = nn.Linear(width, 1)
+
+    def forward(self, h, edge_index, edge_attr, batch):
+        score = self.score(h).sigmoid().view(-1)
+        perm = topk(score, 0.5, batch)
+        edge_index, _ = filter_adj(edge_index, edge_attr, perm, num_nodes=len(h))
+        kept = score[perm]
+        return h[perm] * kept[:, None], edge_index, None, batch[perm], perm, kept
+
+
 POOLS = {
+    "by hand": ByHand,
     "top": lambda width: TopKPooling(width, min_score=0.12),
     "top scaled": lambda width: TopKPooling(width, min_score=0.05, multiplier=3.0),
     "attention": lambda width: SAGPooling(width, min_score=0.12, GNN=GINConvOf),

@@ -31,7 +31,7 @@ from staticgraph.nn.context.dispatch import dispatch, stock
 from staticgraph.nn.context.leaf_calls import leaf
 from staticgraph.nn.conv import relations
 from staticgraph.nn.pool import dense as dense_pools
-from staticgraph.nn.pool import neighbours
+from staticgraph.nn.pool import neighbours, select
 from staticgraph.nn.utils import dense_batch, dropout_edges, self_loops
 
 Functions = dict[Callable[..., Any], Callable[..., Any]]
@@ -91,6 +91,7 @@ def static_functions() -> Functions:
         **dense_batch.static_functions(),
         **dense_pools.static_functions(),
         **neighbours.static_functions(),
+        **select.static_functions(),
         **dropout_edges.static_functions(),
         **relations.static_functions(),
         **refused_layers.static_functions(),

@@ -16,12 +16,15 @@ open and sorts unstably. Source: Gao and Ji 2019 (top-k), Lee et al. 2019 (SAG).
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch_geometric.nn import SAGPooling, TopKPooling
+from torch_geometric.nn.pool.connect.filter_edges import filter_adj
 from torch_geometric.nn.pool.select import SelectTopK
+from torch_geometric.nn.pool.select.topk import topk
 from torch_geometric.utils import scatter, softmax
 
 from staticgraph.errors import NotStatic
@@ -29,21 +32,6 @@ from staticgraph.nn.context.batch_context import BatchContext
 from staticgraph.nn.context.bound_batch import RowKind
 
 Pooled = tuple[Tensor, Tensor, Tensor | None, Tensor | None, Tensor, Tensor]
-
-
-class Selection(NamedTuple):
-    """Which nodes a pool keeps.
-
-    Attributes:
-        perm: ``[K]`` int64, the node in each new row; the first padding node in unused rows, so
-            that it may index a field of the data after a second pool, too, as in plain PyG.
-        place: ``[N]`` int64, the new row of each node; ``K - 1`` for nodes that are dropped.
-        keep_mask: ``[N]`` bool.
-    """
-
-    perm: Tensor
-    place: Tensor
-    keep_mask: Tensor
 
 
 class StaticTopKPooling(TopKPooling):
@@ -101,16 +89,12 @@ def _pool(
             f"{type(layer).__name__.removeprefix('Static')} was called without batch, so it would "
             "choose among the nodes of all graphs together: pass batch=batch"
         )
-    groups = context.size_for(batch)
-    scores = _scores(layer.select, attn, batch, groups)
-    selection, rows = _select(context, scores, batch, groups, layer)
-    perm, count = selection.perm, len(selection.perm)
-    context.register(count, rows)
-    score = torch.where(rows.mask, scores[perm], 0)
-    x = torch.where(rows.mask.view(-1, *(1,) * (x.dim() - 1)), x[perm], 0)
-    x = x * score.view(-1, 1)
+    scores = _scores(layer.select, attn, batch, context.size_for(batch))
+    perm = static_topk(context, scores, layer.select.ratio, batch, layer.select.min_score)
+    score = torch.where(context.mask_of(perm), scores[perm], 0)
+    x = torch.where(context.column_mask(x[perm]), x[perm], 0) * score.view(-1, 1)
     x = layer.multiplier * x if layer.multiplier != 1 else x
-    edge_index, edge_attr = _keep_edges(context, selection, edge_index, edge_attr, layer)
+    edge_index, edge_attr = static_filter_adj(context, edge_index, edge_attr, perm)
     return x, edge_index, edge_attr, batch[perm], perm, score
 
 
@@ -124,37 +108,37 @@ def _scores(select: SelectTopK, attn: Tensor, batch: Tensor, groups: int) -> Ten
     return softmax(score, batch, num_nodes=groups)
 
 
-def _select(
+def static_topk(
     context: BatchContext,
-    scores: Tensor,
+    x: Tensor,
+    ratio: float | None,
     batch: Tensor,
-    groups: int,
-    layer: TopKPooling | SAGPooling,
-) -> tuple[Selection, RowKind]:
-    select = layer.select
-    nodes = context.rows_of(batch)
+    min_score: float | None = None,
+    tol: float = 1e-7,
+) -> Tensor:
+    """``[K]`` int64: the kept nodes, and then the first padding node, so that it may index a field
+    of the data after a second pool, too, as in plain PyG."""
+    scores, groups, nodes = x.view(-1), context.size_for(batch), context.rows_of(batch)
     if nodes.widest is None:
         raise NotStatic(f"a pool over {nodes.what} has no bound on how many belong together")
-    if select.min_score is not None:
-        limit = scatter(scores, batch, 0, groups, "max")[batch] - 1e-7  # PyG's tolerance
-        keep_mask = nodes.mask & (scores > limit.clamp(max=select.min_score))
+    if min_score is not None:
+        limit = scatter(scores, batch, 0, groups, "max")[batch] - tol
+        keep_mask = nodes.mask & (scores > limit.clamp(max=min_score))
         order = torch.arange(len(scores), device=scores.device)
         most, widest = len(scores), nodes.widest
     else:
-        assert select.ratio is not None
-        keep_mask, order = _best(scores, batch, groups, select.ratio, nodes.mask)
-        most, widest = _most(select.ratio, len(scores), groups, nodes.widest)
+        assert ratio is not None
+        keep_mask, order = _best(scores, batch, groups, ratio, nodes.mask)
+        most, widest = _most(ratio, len(scores), groups, nodes.widest)
     # And one row for padding.
-    count = context.free_size(_rows_for(context, keep_mask, most) + 1, layer)
+    count = context.free_size(_rows_for(context, keep_mask, most) + 1, topk)
     # Kept nodes, in order, go to the front; the others write a row that is cut off.
     first = keep_mask[order]
     place = torch.where(first, first.cumsum(0) - 1, count)
     padding = nodes.mask.sum().repeat(count + 1)
-    perm = padding.index_copy(0, place, order)[:count]
-    where = order.new_empty(len(scores)).index_copy(0, order, place)
     mask = torch.arange(count, device=scores.device) < keep_mask.sum()
-    selection = Selection(perm, torch.where(keep_mask, where, count - 1), keep_mask)
-    return selection, RowKind(f"{nodes.what}, pooled", mask, groups, widest=widest)
+    context.register(count, RowKind(f"{nodes.what}, pooled", mask, groups, widest=widest))
+    return padding.index_copy(0, place, order)[:count]
 
 
 def _best(
@@ -188,25 +172,32 @@ def _most(ratio: float, nodes: int, groups: int, widest: int) -> tuple[int, int]
     return min(nodes - 1, in_all), math.ceil(ratio * widest)
 
 
-def _keep_edges(
+def static_filter_adj(
     context: BatchContext,
-    selection: Selection,
     edge_index: Tensor,
     edge_attr: Tensor | None,
-    layer: TopKPooling | SAGPooling,
+    node_index: Tensor,
+    cluster_index: Tensor | None = None,
+    num_nodes: int | None = None,
 ) -> tuple[Tensor, Tensor | None]:
     """Edges between kept nodes first, in their order; the others become edges of the last node."""
-    edges, nodes = edge_index.size(1), len(selection.perm)
-    real = context.mask_of(edge_index[0])
-    keep_mask = real & selection.keep_mask[edge_index[0]] & selection.keep_mask[edge_index[1]]
-    # Asked by another module than for nodes, of which it may keep as many.
-    count = context.free_size(_rows_for(context, keep_mask, edges) + 1, layer.select)
+    ends = context.rows_of(edge_index[0])
+    edges, nodes = edge_index.size(1), len(node_index)
+    row = torch.arange(nodes, device=node_index.device) if cluster_index is None else cluster_index
+    rows = node_index.new_full((num_nodes or ends.groups or 0,), -1).index_copy(0, node_index, row)
+    moved = rows[edge_index]
+    keep_mask = ends.mask & (moved >= 0).all(0)
+    count = context.free_size(_rows_for(context, keep_mask, edges) + 1, filter_adj)
     place = torch.where(keep_mask, keep_mask.cumsum(0) - 1, count)
-    moved = selection.place[edge_index]
     out_index = moved.new_full((2, count + 1), nodes - 1).index_copy(1, place, moved)[:, :count]
-    mask = torch.arange(count, device=real.device) < keep_mask.sum()
+    mask = torch.arange(count, device=keep_mask.device) < keep_mask.sum()
     context.register(count, RowKind("edges, pooled", mask, nodes))
     if edge_attr is None:
         return out_index, None
     empty = edge_attr.new_zeros(count + 1, *edge_attr.shape[1:])
     return out_index, empty.index_copy(0, place, edge_attr)[:count]
+
+
+def static_functions() -> dict[Callable[..., Any], Callable[..., Any]]:
+    """The functions that PyG's pools, and pools written after them, choose nodes and edges with."""
+    return {topk: static_topk, filter_adj: static_filter_adj}
