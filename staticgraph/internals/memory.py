@@ -7,35 +7,46 @@ from __future__ import annotations
 import ctypes
 import os
 import sys
+from collections.abc import Callable
 from functools import cache
 from typing import Any
 
 import torch
 
-# Options of glibc's mallopt (malloc.h), and their values: blocks up to the largest size that it
-# takes from its heap, of which this much may be free at the end.
-_MMAP_THRESHOLD, _TRIM_THRESHOLD = (-3, 32 << 20), (-1, 1 << 30)
+# Options of glibc's mallopt (malloc.h): how much may be free at the end of the heap, up to which
+# size a block is of the heap, and how many blocks may be mappings of their own, which is 65,536 by
+# default.
+_TRIM_THRESHOLD, _MMAP_THRESHOLD, _MMAP_MAX = -1, -3, -4
 
 
 @cache
+def _mallopt() -> Callable[[int, int], int] | None:
+    """Returns glibc's function; None elsewhere, and where the user's environment sets up malloc."""
+    if sys.platform != "linux" or any(map(_sets_up_malloc, os.environ)):
+        return None
+    return getattr(ctypes.PyDLL(None), "mallopt", None)  # musl has none
+
+
+def _sets_up_malloc(variable: str) -> bool:
+    return variable == "GLIBC_TUNABLES" or variable.startswith("MALLOC_")
+
+
 def keep_freed_memory() -> None:
-    """Makes glibc keep what a step frees for the next one, in this process, unless the user's
-    environment sets up malloc.
+    """Makes glibc keep what a step on a CPU frees for the next one: 2 GiB, in this process.
 
     Otherwise it returns the end of its heap to the system in most steps, and the next ones fault
     their pages in again: 10,000 faults and a quarter of the time of a step of a GMT over 128
     molecules (AMD EPYC, 2026-11-30, by a script that is not kept).
     """
-    if sys.platform != "linux" or any(_sets_up_malloc(name) for name in os.environ):
-        return
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)  # musl has none
-    if mallopt is not None:
-        mallopt(*_MMAP_THRESHOLD)
-        mallopt(*_TRIM_THRESHOLD)
+    if mallopt := _mallopt():
+        mallopt(_TRIM_THRESHOLD, (1 << 31) - 1)
+        mallopt(_MMAP_THRESHOLD, 32 << 20)  # the most that it takes
 
 
-def _sets_up_malloc(variable: str) -> bool:
-    return variable == "GLIBC_TUNABLES" or variable.startswith("MALLOC_")
+def map_large_blocks(allowed: bool) -> None:
+    """Allows glibc to give blocks of over 32 MiB their own mappings, which are new in each step."""
+    if mallopt := _mallopt():
+        mallopt(_MMAP_MAX, 65536 * allowed)
 
 
 def end_allocations(device_index: int, pool: Any) -> None:

@@ -23,6 +23,7 @@ import torch
 
 from staticgraph.errors import NotStatic
 from staticgraph.internals.dispatch import tracing_context
+from staticgraph.internals.memory import keep_freed_memory, map_large_blocks
 
 _MODULES: weakref.WeakKeyDictionary[torch.nn.Module, _Lock] = weakref.WeakKeyDictionary()
 _NUMBERS = itertools.count()
@@ -47,11 +48,12 @@ class _Lock:
 class _Turn:
     """A ``with`` block; see :class:`Turns`."""
 
-    __slots__ = ("_closes", "_counts", "_locks", "_name", "_nests")
+    __slots__ = ("_closes", "_counts", "_keeps", "_locks", "_name", "_nests")
 
     def __init__(
         self,
         locks: tuple[_Lock, ...],
+        keeps: bool,
         name: str,
         *,
         counts: bool = True,
@@ -59,6 +61,7 @@ class _Turn:
         closes: bool = False,
     ) -> None:
         self._locks = locks
+        self._keeps = keeps
         self._name = name
         self._counts = counts
         self._nests = nests
@@ -84,6 +87,8 @@ class _Turn:
             lock.running += self._counts
             if self._closes:
                 lock.closed = self._name
+        if self._keeps:
+            map_large_blocks(False)
 
     def __exit__(self, *exc: object) -> None:
         for lock in self._locks:
@@ -94,6 +99,8 @@ class _Turn:
             if not lock.depth:
                 lock.owner = None
             lock.lock.release()
+        if self._keeps:
+            map_large_blocks(True)
 
     def _check(self, lock: _Lock) -> None:
         if lock.closed and (self._counts or self._closes):
@@ -113,6 +120,7 @@ class Turns:
 
     Args:
         model: its modules take turns with every other runner whose model contains any of them.
+        device: on a CPU, what a turn frees is kept for the next.
 
     Attributes:
         forward: a forward of one batch; may nest inside another.
@@ -123,12 +131,14 @@ class Turns:
 
     __slots__ = ("forward", "step", "warmup", "whole")
 
-    def __init__(self, model: torch.nn.Module) -> None:
-        locks = _locks_of(model)
-        self.forward: Final = _Turn(locks, "a forward")
-        self.step: Final = _Turn(locks, "step()", nests=False)
-        self.warmup: Final = _Turn(locks, "warmup()", counts=False, nests=False, closes=True)
-        self.whole: Final = _Turn(locks, "several steps", counts=False)
+    def __init__(self, model: torch.nn.Module, device: torch.device) -> None:
+        locks, keeps = _locks_of(model), device.type == "cpu"
+        self.forward: Final = _Turn(locks, keeps, "a forward")
+        self.step: Final = _Turn(locks, keeps, "step()", nests=False)
+        self.warmup: Final = _Turn(locks, keeps, "warmup()", counts=False, nests=False, closes=True)
+        self.whole: Final = _Turn(locks, keeps, "several steps", counts=False)
+        if keeps:
+            keep_freed_memory()
 
 
 def check_not_traced(name: str) -> None:

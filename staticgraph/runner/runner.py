@@ -29,7 +29,6 @@ from staticgraph.batches.padding.padder import Padder, SplitBatch
 from staticgraph.distributed.lost_rank import Watching
 from staticgraph.distributed.ranks import Ranks, check_not_wrapped
 from staticgraph.epochs.blocks import Blocks
-from staticgraph.internals.memory import keep_freed_memory
 from staticgraph.memory.budget import MemoryBudget
 from staticgraph.nn.custom_loop import bound
 from staticgraph.plans.choose_capacities import plan_buckets
@@ -148,9 +147,7 @@ class StaticGraphRunner(Inference):
         self._watching = Watching(self.ranks)
         if execution.records_step:
             make_recordable(subject.optimizer)
-        if subject.device.type == "cpu":
-            keep_freed_memory()
-        turns = Turns(subject.model)
+        turns = Turns(subject.model, subject.device)
         self._trains = subject.trains
         if self._trains:
             settle_training(subject.model)
