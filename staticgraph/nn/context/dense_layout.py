@@ -67,7 +67,7 @@ class DenseLayout(NamedTuple):
             graphs: rows of the block, at least the number of groups that have real rows.
             width: places in a row of the block.
         """
-        rows = len(owner)
+        rows = owner.size(0)  # torch 2.11 traces no len() of a marked tensor
         places = torch.arange(width, device=owner.device)
         occupied = places < counts[:graphs, None]
         node_of_place = torch.where(occupied, starts[:graphs, None] + places, rows)
