@@ -5,12 +5,13 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
-from support.rewritten import assert_as_in_plain_pyg, difference, fired, missed, seeded
+from support.random_forward import RandomForward
+from support.rewritten import CAPACITY, assert_as_in_plain_pyg, difference, fired, missed, seeded
 from support.runners import made_runner
 from torch import nn
 from torch_geometric.data import Data
 from torch_geometric.nn import MessagePassing, global_add_pool
-from torch_geometric.utils import add_remaining_self_loops, add_self_loops, degree, scatter
+from torch_geometric.utils import add_self_loops, degree
 
 import staticgraph as sg
 
@@ -54,60 +55,34 @@ class Mixing(Tutorial):
         return F.layer_norm(x_j, x_j.shape) * norm.view(-1, 1)
 
 
-class ByHand(nn.Module):
-    """Self-loops concatenated by hand, with one end and the difference of both in the message."""
-
-    def __init__(self):
-        super().__init__()
-        self.lin = nn.Linear(32, 16)
-        self.own = nn.Linear(16, 16)
-
-    def forward(self, x, edge_index):
-        loops = torch.arange(x.size(0), device=x.device)
-        edges = torch.cat([edge_index, torch.stack([loops, loops])], dim=1)
-        row, col = edges
-        m = torch.tanh(self.lin(torch.cat([x[col], x[row] - x[col]], -1)))
-        return scatter(m, col, 0, x.size(0)) + self.own(x)
-
-
-class Filled(nn.Module):
-    """Self-loops that carry a number, summed by source."""
-
-    def forward(self, x, edge_index):
-        weight = torch.sigmoid(x[edge_index[0], 0] - x[edge_index[1], 1])
-        edges, weight = add_self_loops(edge_index, weight, fill_value=2.0, num_nodes=x.size(0))
-        out = scatter(x[edges[1]] * weight[:, None], edges[0], 0, x.size(0))
-        return out / scatter(weight, edges[0], 0, x.size(0))[:, None]
-
-
-class Remaining(nn.Module):
-    """A self-loop only on nodes without one, with learnt edge weights."""
-
-    def forward(self, x, edge_index):
-        weight = torch.sigmoid(x[edge_index[0], 0] - x[edge_index[1], 1])
-        edges, weight = add_remaining_self_loops(edge_index, weight, 1.0, x.size(0))
-        row, col = edges
-        root = scatter(weight, col, 0, x.size(0)).rsqrt()
-        weight = root[row] * weight * root[col]
-        return scatter(x[row] * weight[:, None], col, 0, x.size(0))
-
-
-class RemainingUnweighed(nn.Module):
-    def forward(self, x, edge_index):
-        edges, _ = add_remaining_self_loops(edge_index, num_nodes=x.size(0))
-        return scatter(torch.tanh(x[edges[0]]), edges[1], 0, x.size(0))
-
-
-class Without(nn.Module):
-    """GCN's normalisation without self-loops: ``rsqrt``, column tensors and edge weights."""
-
-    def forward(self, x, edge_index):
-        src, dst = edge_index
-        root = degree(dst, x.size(0), x.dtype).clamp(min=1).rsqrt().unsqueeze(1)
-        with torch.no_grad():
-            weight = torch.sigmoid((x[src] - x[dst]).sum(-1, keepdim=True))
-        weight = weight.detach() * 2
-        return torch.zeros_like(x).index_add_(0, dst, x[src] * root[src] * weight * root[dst])
+# Steps of a forward, as in test_rewrites_random.py.
+BY_HAND = {
+    "concatenated, with one end and the difference of both in the message": """
+loops = torch.arange(n)
+row, col = torch.cat([edge_index, torch.stack([loops, loops])], dim=1)
+message = self.extra(torch.cat([h0[col], h0[row] - h0[col]], -1)).tanh()
+h1 = scatter(message, col, 0, n)""",
+    "of a number, summed by source": """
+weight = torch.sigmoid(h0[src, 0] - h0[dst, 1])
+edges, weight = utils.add_self_loops(edge_index, weight, fill_value=2.0, num_nodes=n)
+total = scatter(h0[edges[1]] * weight[:, None], edges[0], 0, n)
+h1 = total / scatter(weight, edges[0], 0, n)[:, None]""",
+    "on nodes without one, with learnt edge weights": """
+weight = torch.sigmoid(h0[src, 0] - h0[dst, 1])
+(row, col), weight = utils.add_remaining_self_loops(edge_index, weight, 1.0, n)
+root = scatter(weight, col, 0, n).rsqrt()
+weight = root[row] * weight * root[col]
+h1 = scatter(h0[row] * weight[:, None], col, 0, n)""",
+    "on nodes without one": """
+(row, col), _ = utils.add_remaining_self_loops(edge_index, num_nodes=n)
+h1 = scatter(torch.tanh(h0[row]), col, 0, n)""",
+    "none, with roots in columns and edge weights": """
+root = utils.degree(dst, n, h0.dtype).clamp(min=1).rsqrt().unsqueeze(1)
+with torch.no_grad():
+    weight = torch.sigmoid((h0[src] - h0[dst]).sum(-1, keepdim=True))
+weight = weight.detach() * 2
+h1 = torch.zeros_like(h0).index_add_(0, dst, h0[src] * root[src] * weight * root[dst])""",
+}
 
 
 class Trunk(nn.Module):
@@ -123,46 +98,50 @@ class Trunk(nn.Module):
         return global_add_pool(h, batch)
 
 
-FIRE = {
+# How often a rewrite fires, for two layers or for the steps once.
+FIRES = {
     Tutorial: {"neighbours": 2 if torch.__version__ < "2.12" else 3, "added_loops": 3},
     Activated: {"added_loops": 3},
     Largest: {"added_loops": 1},
-    ByHand: {"added_loops": 0, "neighbours": 2},
-    Filled: {"added_loops": 4, "neighbours": 4},
-    Remaining: {"added_loops": 4, "neighbours": 4},
-    RemainingUnweighed: {"added_loops": 2},
-    Without: {"added_loops": 0, "neighbours": 2},
+    "concatenated, with one end and the difference of both in the message": {
+        "added_loops": 0,
+        "neighbours": 1,
+    },
+    "of a number, summed by source": {"added_loops": 2, "neighbours": 2},
+    "on nodes without one, with learnt edge weights": {"added_loops": 2, "neighbours": 2},
+    "on nodes without one": {"added_loops": 1},
+    "none, with roots in columns and edge weights": {"added_loops": 0, "neighbours": 1},
 }
 
 
-def with_loops():
-    """Graphs in which some edges are already self-loops, once or twice."""
-    graphs = []
-    for number in range(1060):
-        ends = [[0, 1, 1, 2, 2, 2], [1, 0, 1, 1, 2, 2]]
-        x = (torch.arange(27).view(3, 9) * (number + 1)) % 5
-        graphs.append(Data(x=x, edge_index=torch.tensor(ends), y=torch.zeros(1, 1)))
-    return sg.GraphStore.from_pyg(graphs)
+def model_of(way):
+    if way in BY_HAND:
+        return seeded(lambda: RandomForward(BY_HAND[way].strip(), nn.Linear(16, 8)))
+    return seeded(lambda: Trunk(way))
 
 
-@pytest.mark.sampled(3, always=["Remaining"])
-@pytest.mark.parametrize("layer", FIRE)
-def test_it_is_as_in_plain_pyg_and_served(layer, esol):
-    runner = assert_as_in_plain_pyg(seeded(lambda: Trunk(layer)), esol)
-    found = fired(runner)
-    assert {name: found[name] for name in FIRE[layer]} == FIRE[layer]
+@pytest.mark.sampled(3, always=["on nodes without one, with learnt edge weights"])
+@pytest.mark.parametrize("way", FIRES)
+def test_it_is_as_in_plain_pyg_and_served(way, esol):
+    found = fired(assert_as_in_plain_pyg(model_of(way), esol))
+    assert {name: found[name] for name in FIRES[way]} == FIRES[way]
 
 
 @pytest.mark.sampled(2)
-@pytest.mark.parametrize("layer", [Tutorial, ByHand, Filled, Remaining, RemainingUnweighed])
-def test_loops_of_the_data_are_edges_like_others(layer):
-    largest, _ = difference(seeded(lambda: Trunk(layer)), with_loops())
+@pytest.mark.parametrize("way", [Tutorial, *list(BY_HAND)[:-1]])
+def test_loops_of_the_data_are_edges_like_others(way):
+    """Graphs in which some edges are already self-loops, once or twice."""
+    ends, graphs = torch.tensor([[0, 1, 1, 2, 2, 2], [1, 0, 1, 1, 2, 2]]), []
+    for number in range(1060):
+        x, attr = ((torch.arange(3 * w).view(3, w) * (number + 1)) % 5 for w in (9, 6))
+        graphs.append(Data(x=x, edge_index=ends, edge_attr=attr.view(6, 3), y=torch.zeros(1, 1)))
+    largest, _ = difference(model_of(way), sg.GraphStore.from_pyg(graphs))
     assert largest <= 1e-10
 
 
 def test_what_mixes_edges_and_loops_is_named(esol):
-    runner = assert_as_in_plain_pyg(seeded(lambda: Trunk(Largest)), esol)
+    runner = assert_as_in_plain_pyg(model_of(Largest), esol)
     assert "the max over edges and added loops" in missed(runner)
-    runner = made_runner(Trunk(Mixing).double(), [(210, 430, 9)], "fused", check_padding=False)
-    runner(sg.StaticBatch.of(esol, [3, 1, 4], (210, 430, 9)))
+    runner = made_runner(model_of(Mixing), [CAPACITY], "fused", check_padding=False)
+    runner(sg.StaticBatch.of(esol, [3, 1, 4], CAPACITY))
     assert "layer_norm of edges and added loops together" in missed(runner)

@@ -3,12 +3,12 @@ PyG computes, as one program where a softmax weighs a sum of rows."""
 
 from __future__ import annotations
 
-import math
 import sys
 
 import pytest
 import torch
 import torch.nn.functional as F
+from support.random_forward import RandomForward
 from support.rewritten import (
     CAPACITY,
     IDS,
@@ -21,8 +21,7 @@ from support.rewritten import (
 from support.runners import made_runner
 from support.written_by_hand import BONDS, Tables
 from torch import nn
-from torch_geometric.nn import GATConv, MessagePassing, TransformerConv, global_add_pool
-from torch_geometric.nn.aggr import MeanAggregation
+from torch_geometric.nn import GATConv, TransformerConv, global_add_pool
 from torch_geometric.utils import scatter, softmax
 
 import staticgraph as sg
@@ -37,11 +36,11 @@ WIDTH = HEADS**2
 class Model(nn.Module):
     """A node encoder, an encoder of edge categories, the layers, and a sum."""
 
-    def __init__(self, conv, edges=True, layers=2):
+    def __init__(self, conv, edges=True):
         super().__init__()
         self.atoms = nn.Linear(9, WIDTH)
         self.bonds = Tables(BONDS, WIDTH) if edges else None
-        self.convs = nn.ModuleList(conv() for _ in range(layers))
+        self.convs = nn.ModuleList([conv(), conv()])
         self.head = nn.Linear(WIDTH, 1)
 
     def forward(self, x, edge_index, edge_attr, batch):
@@ -71,127 +70,97 @@ LAYERS = {
 
 # ---------------------------------------------------------------------- written by hand
 
-
-class OneHead(MessagePassing):
-    """Two-dimensional, as in textbooks."""
-
-    def __init__(self):
-        super().__init__(aggr="add")
-        self.q, self.k, self.v = (nn.Linear(WIDTH, WIDTH) for _ in range(3))
-
-    def forward(self, x, edge_index, edge_attr):
-        given = {"q": self.q(x), "k": self.k(x), "v": self.v(x), "edge_attr": edge_attr}
-        return self.propagate(edge_index, **given)
-
-    def message(self, q_i, k_j, v_j, edge_attr, index, ptr, size_i):
-        alpha = (q_i * k_j).sum(-1) / math.sqrt(q_i.size(-1))
-        return softmax(alpha, index, ptr, size_i).unsqueeze(-1) * v_j
-
-
-class KeptDimension(OneHead):
-    def message(self, q_i, k_j, v_j, edge_attr, index, ptr, size_i):
-        alpha = torch.sum(q_i * (k_j + edge_attr), dim=-1, keepdim=True) * WIDTH**-0.5
-        return softmax(alpha, index, ptr, size_i) * (edge_attr + v_j)
-
-
-class Flattened(OneHead):
-    """Heads in the message only."""
-
-    def message(self, q_i, k_j, v_j, edge_attr, index, ptr, size_i):
-        q, k, v = (one.view(-1, HEADS, HEADS) for one in (q_i, k_j + edge_attr, v_j))
-        alpha = softmax(torch.einsum("ehc, ehc -> eh", q, k) / HEADS**0.5, index, ptr, size_i)
-        return (v * alpha[..., None]).reshape(-1, WIDTH)
-
-
-class Multiplied(OneHead):
-    """The product as a matrix product, with a scaled operand."""
-
-    def message(self, q_i, k_j, v_j, edge_attr, index, ptr, size_i):
-        q, k = (one.unflatten(-1, (HEADS, HEADS)) for one in (q_i / math.sqrt(HEADS), k_j))
-        alpha = (q.unsqueeze(-2) @ k.unsqueeze(-1)).squeeze(-1).squeeze(-1)
-        alpha = softmax(alpha, index, ptr, size_i).view(-1, HEADS, 1)
-        return (alpha * (v_j + edge_attr).view(-1, HEADS, HEADS)).flatten(1)
-
-
-class NoLayer(OneHead):
-    """Gathers and sums written out, from a single projection."""
-
-    def __init__(self):
-        super().__init__()
-        self.qkv, self.edges = nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, WIDTH, bias=False)
-
-    def projected(self, x):
-        return (one.view(-1, HEADS, HEADS) for one in self.qkv(x).chunk(3, dim=-1))
-
-    def forward(self, x, edge_index, edge_attr):
-        src, dst = edge_index
-        q, k, v = self.projected(x)
-        edge = self.edges(edge_attr).view(-1, HEADS, HEADS)
-        scores = ((k[src] + edge) * q[dst] * HEADS**-0.5).sum(dim=2)
-        weights = softmax(scores, dst, num_nodes=len(x))
-        out = torch.zeros_like(v).index_add(0, dst, weights.unsqueeze(2) * v[src])
-        return out.view(len(x), WIDTH)
-
-
-class OverHeads(NoLayer):
-    """Sums over the wrong one of two dimensions of equal size."""
-
-    def forward(self, x, edge_index, edge_attr):
-        src, dst = edge_index
-        q, k, v = self.projected(x)
-        weights = softmax((q[dst] * k[src]).sum(1), dst, num_nodes=len(x))
-        return scatter(self.weighed(weights, v[src]), dst, 0, len(x)).flatten(1)
-
-    def weighed(self, weights, rows):
-        return weights.unsqueeze(-1) * rows
-
-
-class ByColumns(OverHeads):
-    """One weight per column, shared by all heads."""
-
-    def forward(self, x, edge_index, edge_attr):
-        src, dst = edge_index
-        q, k, v = self.projected(x)
-        weights = softmax((q[dst] * k[src]).sum(-1), dst, num_nodes=len(x))
-        return scatter(weights.unsqueeze(1) * v[src], dst, 0, len(x)).flatten(1)
-
-
-class Averaged(OneHead):
-    def __init__(self):
-        super().__init__()
-        self.aggr_module = MeanAggregation()
-
-
-class Kept(OneHead):
-    """Its weights are read again."""
-
-    def forward(self, x, edge_index, edge_attr):
-        found = super().forward(x, edge_index, edge_attr)
-        return found * scatter(self.alpha.square(), edge_index[1], 0, len(x)).unsqueeze(-1)
-
-    def message(self, q_i, k_j, v_j, edge_attr, index, ptr, size_i):
-        self.alpha = softmax((q_i * k_j).sum(-1), index, ptr, size_i)
-        return self.alpha.unsqueeze(-1) * v_j
-
-
-# Whether the softmax and the sum that it weighs are one program; by default every third case.
-BY_HAND = {
-    **dict.fromkeys((OneHead, KeptDimension, Flattened, Multiplied, NoLayer, OverHeads), True),
-    **dict.fromkeys((ByColumns, Averaged, Kept), False),
+# Steps of a forward, as in test_rewrites_random.py: rows of 16 columns, or of four heads of four,
+# and two results of eight.
+PROJECTED = """
+q, k, v = self.extra(h0).chunk(3, dim=-1)
+edge = torch.cat([e0, e0.tanh()], 1)"""
+IN_HEADS = (
+    PROJECTED
+    + """
+q, k, v, edge = (rows.view(-1, 4, 4) for rows in (q, k, v, edge))"""
+)
+RESULTS = """
+h1, h2 = out[:, :8], out[:, 8:]"""
+# Forms whose softmax and the sum that it weighs are one program.
+WHOLE = {
+    "one head": PROJECTED
+    + """
+weights = softmax((q[dst] * k[src]).sum(-1) / 4.0, dst, num_nodes=n)
+out = scatter(weights.unsqueeze(-1) * v[src], dst, 0, n)""",
+    "a kept dimension": PROJECTED
+    + """
+scores = torch.sum(q[dst] * (k[src] + edge), dim=-1, keepdim=True) * 16**-0.5
+out = scatter(softmax(scores, dst, num_nodes=n) * (edge + v[src]), dst, 0, n)""",
+    "heads in the message only": PROJECTED
+    + """
+q, k, v = (rows.view(-1, 4, 4) for rows in (q[dst], k[src] + edge, v[src]))
+weights = softmax(torch.einsum('ehc, ehc -> eh', q, k) / 4**0.5, dst, num_nodes=n)
+out = scatter((v * weights[..., None]).reshape(-1, 16), dst, 0, n)""",
+    "a matrix product with a scaled operand": PROJECTED
+    + """
+q, k = (rows.unflatten(-1, (4, 4)) for rows in (q[dst] / 4**0.5, k[src]))
+scores = (q.unsqueeze(-2) @ k.unsqueeze(-1)).squeeze(-1).squeeze(-1)
+weights = softmax(scores, dst, num_nodes=n).view(-1, 4, 1)
+out = scatter((weights * (v[src] + edge).view(-1, 4, 4)).flatten(1), dst, 0, n)""",
+    "heads of nodes": IN_HEADS
+    + """
+scores = ((k[src] + edge) * q[dst] * 4**-0.5).sum(dim=2)
+weights = softmax(scores, dst, num_nodes=n)
+out = torch.zeros_like(v).index_add(0, dst, weights.unsqueeze(2) * v[src]).view(n, 16)""",
+    "a sum over the wrong one of two dimensions of equal size": IN_HEADS
+    + """
+weights = softmax((q[dst] * k[src]).sum(1), dst, num_nodes=n)
+out = scatter(weights.unsqueeze(-1) * v[src], dst, 0, n).flatten(1)""",
 }
-CASES = {
-    **{name: (*given, True, 2) for name, given in LAYERS.items()},
-    **{conv.__name__: (conv, True, whole, 1) for conv, whole in BY_HAND.items()},
+APART = {
+    "one weight per column, shared by all heads": IN_HEADS
+    + """
+weights = softmax((q[dst] * k[src]).sum(-1), dst, num_nodes=n)
+out = scatter(weights.unsqueeze(1) * v[src], dst, 0, n).flatten(1)""",
+    "a mean": PROJECTED
+    + """
+weights = softmax((q[dst] * k[src]).sum(-1) / 4.0, dst, num_nodes=n)
+out = scatter(weights.unsqueeze(-1) * v[src], dst, 0, n, 'mean')""",
+    "weights that are read again": PROJECTED
+    + """
+weights = softmax((q[dst] * k[src]).sum(-1), dst, num_nodes=n)
+out = scatter(weights.unsqueeze(-1) * v[src], dst, 0, n)
+out = out * scatter(weights.square(), dst, 0, n).unsqueeze(-1)""",
 }
+# They must be the ones that weigh the sum.
+DROPPED_AND_KEPT = (
+    PROJECTED
+    + """
+weights = F.dropout(softmax((q[dst] * k[src]).sum(-1), dst, num_nodes=n), 0.3).unsqueeze(-1)
+out = scatter(weights * v[src], dst, 0, n) + scatter(weights, dst, 0, n)"""
+)
 
 
-@pytest.mark.sampled(4, always=["Multiplied", "ByColumns"])
-@pytest.mark.parametrize("name", CASES)
-def test_attention_is_that_of_plain_pyg_as_one_program(name, esol):
-    conv, edges, whole, layers = CASES[name]
-    runner = assert_as_in_plain_pyg(seeded(lambda: Model(conv, edges, layers)), esol)
-    assert fired(runner)["softmax"] == layers
-    assert _softmaxes(runner) == layers * whole
+def of_steps(steps):
+    return RandomForward((steps + RESULTS).strip(), nn.Linear(8, 3 * 16))
+
+
+@pytest.mark.sampled(4)
+@pytest.mark.parametrize("name", LAYERS)
+def test_attention_of_a_layer_is_that_of_plain_pyg_as_one_program(name, esol):
+    runner = assert_as_in_plain_pyg(seeded(lambda: Model(*LAYERS[name])), esol)
+    assert fired(runner)["softmax"] == _softmaxes(runner) == 2
+    assert not missed(runner)
+
+
+@pytest.mark.sampled(
+    4,
+    always=[
+        "a matrix product with a scaled operand",
+        "one weight per column, shared by all heads",
+    ],
+)
+@pytest.mark.parametrize("form", [*WHOLE, *APART])
+def test_attention_by_hand_is_that_of_plain_pyg_as_one_program_where_it_weighs_rows(form, esol):
+    runner = assert_as_in_plain_pyg(seeded(lambda: of_steps((WHOLE | APART)[form])), esol)
+    assert fired(runner)["softmax"] == 1
+    assert _softmaxes(runner) == (form in WHOLE)
     assert not missed(runner)
 
 
@@ -202,19 +171,6 @@ def _softmaxes(runner):
     return sum(result.reduction == "softmax" for result in results)
 
 
-class DroppedAndKept(OneHead):
-    """Its dropped weights are read again: they must be the ones that weigh the sum."""
-
-    def forward(self, x, edge_index, edge_attr):
-        found = super().forward(x, edge_index, edge_attr)
-        return found + scatter(self.alpha, edge_index[1], 0, len(x))
-
-    def message(self, q_i, k_j, v_j, edge_attr, index, ptr, size_i):
-        alpha = softmax((q_i * k_j).sum(-1), index, ptr, size_i)
-        self.alpha = F.dropout(alpha, 0.3).unsqueeze(-1)
-        return self.alpha * v_j
-
-
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", ["transformer", "gat", "kept"])
 def test_dropped_weights_are_those_of_torch(name, esol, monkeypatch):
@@ -222,14 +178,15 @@ def test_dropped_weights_are_those_of_torch(name, esol, monkeypatch):
     rewrites = sys.modules["staticgraph.rewrites.rewrite"]
     order = [one for one in rewrites.ORDER if one is not dropout.rewrite]
     monkeypatch.setattr(rewrites, "ORDER", order)
-    conv = layer(dropout=0.3, edge_dim=WIDTH)
-    if name == "gat":
-        conv = lambda: GATConv(WIDTH, HEADS, HEADS, edge_dim=WIDTH, dropout=0.3)  # noqa: E731
-    conv = DroppedAndKept if name == "kept" else conv
+    build = {
+        "transformer": lambda: Model(layer(dropout=0.3, edge_dim=WIDTH)),
+        "gat": lambda: Model(lambda: GATConv(WIDTH, HEADS, HEADS, edge_dim=WIDTH, dropout=0.3)),
+        "kept": lambda: of_steps(DROPPED_AND_KEPT),
+    }[name]
     batch = sg.StaticBatch.of(esol, IDS, CAPACITY)
     found = []
     for mode in ("eager", "fused"):
-        model = seeded(lambda: Model(conv))
+        model = seeded(build)
         runner = made_runner(model, [CAPACITY], mode, check_padding=False)
         runner(batch)
         torch.manual_seed(3)

@@ -10,12 +10,12 @@ import pytest
 import torch
 import torch.nn.functional as F
 from support.alike import assert_same_state
+from support.random_forward import RandomForward
 from support.rewritten import CAPACITY, IDS, assert_as_in_plain_pyg, difference, fired, seeded
 from support.runners import made_runner
 from support.written_by_hand import EdgeMLP, OwnConv, Tables, Trunk, gatv2, gine
 from torch import nn
 from torch_geometric.nn import MessagePassing, global_add_pool
-from torch_geometric.nn.aggr import MinAggregation
 from torch_geometric.utils import scatter
 
 import staticgraph as sg
@@ -61,36 +61,6 @@ class OfEdges(Summing):
         return x + scatter(edge_attr, edge_index.flip(0)[1], 0, x.size(0))
 
 
-class Tanh(Summing):
-    def message(self, x_j, edge_attr):
-        return torch.tanh(x_j + edge_attr)
-
-
-class Scales(Summing):
-    """A factor per column, of which there are as many as edges."""
-
-    def __init__(self, hidden):
-        super().__init__(hidden)
-        self.scale = nn.Parameter(torch.randn(hidden))
-
-    def message(self, x_j, edge_attr):
-        return torch.tanh(x_j + edge_attr) * self.scale
-
-
-class Beside(nn.Module):
-    """Two reductions side by side, not in the order in which they are computed."""
-
-    def __init__(self, hidden):
-        super().__init__()
-        self.lin = nn.Linear(2 * hidden, hidden)
-
-    def forward(self, x, edge_index, edge_attr):
-        rows = torch.tanh(x[edge_index[0]] + edge_attr)
-        mean = scatter(rows, edge_index[1], 0, x.size(0), "mean")
-        largest = scatter(rows, edge_index[1], 0, x.size(0), "max")
-        return self.lin(torch.cat([largest, mean], -1))
-
-
 class Cumulative(Summing):
     """An operation that no program has."""
 
@@ -98,30 +68,29 @@ class Cumulative(Summing):
         return torch.cumsum(x_j + edge_attr, -1)
 
 
-class Kept(Summing):
-    """Its messages are read again."""
+# Steps of a forward, as in test_rewrites_random.py.
+MESSAGES = {
+    "of tanh": "h1 = scatter(torch.tanh(self.product(h0)[src] + e0), dst, 0, n)",
+    "of two reductions, not side by side in the order in which they are computed": """
+rows = torch.tanh(h0[src] + e0)
+mean, largest = scatter(rows, dst, 0, n, 'mean'), scatter(rows, dst, 0, n, 'max')
+h1 = self.extra[1](torch.cat([largest, mean], -1))""",
+    "that is read again": """
+e1 = F.relu(self.product(h0)[src] + e0)
+h1 = scatter(e1, dst, 0, n) + 0 * e1.mean()""",
+    "that is read again, the least": """
+e1 = F.relu(self.product(h0)[src] + e0)
+h1 = scatter(e1, dst, 0, n, 'min') + 0 * e1.mean()""",
+    "of a part of the rows": "h1 = scatter(F.relu(self.product(h0)[src, :1] + e0), dst, 0, n)",
+    "times a factor per column, of which there are as many as edges": """
+rows = torch.tanh(self.extra[0](h0)[src])
+h1 = scatter(rows * self.extra[0].bias, dst, 0, n).mean(1, True)""",
+}
 
-    def message(self, x_j, edge_attr):
-        self.messages = F.relu(x_j + edge_attr)
-        return self.messages
 
-    def update(self, out):
-        return out + 0 * self.messages.mean()
-
-
-class KeptLeast(Kept):
-    """The minimum of messages that are read again."""
-
-    def __init__(self, hidden):
-        super().__init__(hidden)
-        self.aggr_module = MinAggregation()
-
-
-class Halved(Summing):
-    """The gathered rows are not a neighbour's rows of the batch."""
-
-    def message(self, x_j, edge_attr):
-        return F.relu(x_j[:, :1] + edge_attr)
+def of_message(name):
+    extra = nn.ModuleList([nn.Linear(8, CAPACITY[1]), nn.Linear(16, 8)])
+    return seeded(lambda: RandomForward(MESSAGES[name].strip(), extra))
 
 
 def explained(conv, esol, **options):
@@ -153,21 +122,15 @@ def test_a_broken_condition_is_said_and_the_result_stays(esol):
 
 
 @pytest.mark.sampled(3)
-@pytest.mark.parametrize("conv", [Tanh, Beside, Kept, KeptLeast, Halved])
-def test_any_message_by_rows_is_one_pass(conv, esol):
-    runner = assert_as_in_plain_pyg(seeded(lambda: Layered(conv)), esol)
+@pytest.mark.parametrize("message", MESSAGES)
+def test_any_message_by_rows_is_one_pass(message, esol):
+    runner = assert_as_in_plain_pyg(of_message(message), esol)
     assert fired(runner)["neighbours"] >= 1
-
-
-def test_columns_are_not_taken_for_edges(esol):
-    largest, runner = difference(seeded(lambda: Layered(Scales, CAPACITY[1])), esol)
-    assert largest <= 1e-9
-    assert fired(runner)["neighbours"] == 1
 
 
 def test_a_message_whose_code_would_be_too_long_stays(esol, monkeypatch):
     monkeypatch.setattr(messages, "MOST_NUMBERS", 7)
-    runner = assert_as_in_plain_pyg(seeded(lambda: Layered(Tanh)), esol)
+    runner = assert_as_in_plain_pyg(of_message("of tanh"), esol)
     assert "neighbours" not in fired(runner)
 
 

@@ -142,7 +142,7 @@ h2 = scatter((h1[src] + self.product(h0)[src]).relu(), dst, 0, n) + h1
 torch.add(h1, 1.0, out=h1)
 h3 = scatter(h1[src] + e0, dst, 0, n)""",
     "ends that a refused message read first": """
-loops, edges = add_self_loops(torch.stack([src, dst]), e0, fill_value=0.0, num_nodes=n)
+loops, edges = utils.add_self_loops(torch.stack([src, dst]), e0, fill_value=0.0, num_nodes=n)
 h1 = scatter((h0[loops[0]] + edges.erf()).relu(), loops[1], 0, n)
 h2 = scatter((h1[src] + e0).relu(), dst, 0, n)""",
 }

@@ -12,7 +12,8 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import nn
-from torch_geometric.utils import add_self_loops, scatter, softmax
+from torch_geometric import utils
+from torch_geometric.utils import scatter, softmax
 
 WIDTH = 8
 LATER, NEWEST = 10_000, 2**30
@@ -198,36 +199,37 @@ def as_text(steps: list[tuple[str, bool]]) -> str:
 
 class RandomForward(nn.Module):
     """Runs a program, drawn from a seed or given as text, between two encoders and a sum over each
-    graph; later programs also return rows of nodes."""
+    graph; later programs also return rows of nodes. A text may call ``self.extra``."""
 
-    def __init__(self, seed: int | str) -> None:
+    def __init__(self, seed: int | str, extra: nn.Module | None = None) -> None:
         super().__init__()
         self.first, self.bond = nn.Linear(9, WIDTH), nn.Linear(3, WIDTH)
         self.product, self.lone = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH, bias=False)
         self.norm, self.other = nn.BatchNorm1d(WIDTH), nn.BatchNorm1d(WIDTH)
         self.register_buffer("eps", torch.tensor(0.25))
+        self.extra = extra
         self.steps = as_text(program(seed)) if isinstance(seed, int) else seed
         self.body = _function(self.steps, isinstance(seed, int) and seed >= LATER)
 
     def forward(self, x: Any, edge_index: Any, edge_attr: Any, batch: Any, batch_size: int):
-        h, e = self.first(x.double() / 8), self.bond(edge_attr.double())
+        h, e = self.first(x.to(self.eps.dtype) / 8), self.bond(edge_attr.to(self.eps.dtype))
         ends = edge_index[0], edge_index[1]
-        return self.body(self, h, e, x[:, :WIDTH], *ends, batch, batch_size, x.size(0))
+        return self.body(self, h, e, x[:, :WIDTH], edge_index, *ends, batch, batch_size, x.size(0))
 
 
 def _function(steps: str, several: bool) -> Any:
     names = sorted({word for word in _words(steps) if word[0] in "he" and word[1:].isdigit()})
     nodes = [name for name in names if name[0] == "h"] or ["h0"]
     body = [
-        "def body(self, h0, e0, kind, src, dst, batch, batch_size, n):",
-        "    order = torch.arange(len(src)).flip(0)",
+        "def body(self, h0, e0, kind, edge_index, src, dst, batch, batch_size, n):",
+        "    order = torch.arange(len(src), device=src.device).flip(0)",
         "    other, some = torch.stack([src, dst])[:, order], torch.stack([src, dst])[:, ::2]",
         *(f"    {line}" for line in steps.split("\n")),
         f"    out = scatter({' + '.join(nodes)}, batch, 0, batch_size)",
         f"    return out, {nodes[-1]}" if several else "    return out",
     ]
     scope = {"torch": torch, "F": F, "scatter": scatter, "softmax": softmax, "WIDTH": WIDTH}
-    scope["add_self_loops"] = add_self_loops
+    scope |= {"utils": utils, "nn": nn}
     exec(compile("\n".join(body), f"<{hash(steps)}>", "exec"), scope)
     return scope["body"]
 

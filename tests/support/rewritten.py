@@ -10,8 +10,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch_geometric.data import Batch
-from torch_geometric.nn import global_add_pool
-from torch_geometric.utils import scatter
 
 import staticgraph as sg
 from staticgraph.batches.batch.containers import tensors_in
@@ -20,25 +18,6 @@ from support.runners import made_runner
 
 CAPACITY = (210, 430, 9)
 IDS = [3, 1, 4, 1059, 200, 7]
-
-
-class OfNodes(nn.Module):
-    """Subclasses define what is computed from the rows of nodes, which are then summed."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first = nn.Linear(9, 16)
-        self.norm = nn.BatchNorm1d(16)
-        self.second = nn.Linear(16, 16)
-
-    def forward(self, x, edge_index, batch, batch_size):
-        h = self.nodes(self.norm(self.first(x.double())), edge_index)
-        return global_add_pool(h, batch, batch_size)
-
-
-def summed(rows: Tensor, edge_index: Tensor, h: Tensor) -> Tensor:
-    """Returns the sum of edges' rows at their destinations."""
-    return scatter(rows, edge_index[1], 0, h.size(0))
 
 
 def garbage(batch: Any, store: Any) -> Any:
