@@ -7,6 +7,7 @@ import copy
 import pytest
 import torch
 import torch.nn.functional as F
+from support.random_forward import RandomForward
 from support.rewritten import (
     CAPACITY,
     IDS,
@@ -18,9 +19,7 @@ from support.rewritten import (
     seeded,
 )
 from support.written_by_hand import MODELS, MoleculeGIN, Trunk, VirtualNode, gine
-from torch import nn
-from torch_geometric.data import Batch
-from torch_geometric.nn import GCNConv, MessagePassing, global_mean_pool
+from torch_geometric.nn import GCNConv, global_mean_pool
 
 import staticgraph as sg
 from staticgraph.kernels.neighbours import neighbours_of
@@ -151,49 +150,23 @@ def test_a_frozen_layer_and_a_changed_flag_are_seen(esol):
         runner(batch)
 
 
-class OnWeights(nn.Module):
-    """GCN with edge weights computed by a layer."""
-
-    def __init__(self):
-        super().__init__()
-        self.weigh, self.conv = nn.Linear(3, 1), GCNConv(9, 1)
-
-    def forward(self, x, edge_index, edge_attr):
-        weight = self.weigh(edge_attr.float()).sigmoid().view(-1)
-        return self.conv(x.float(), edge_index, weight)
+# Steps of a forward, as in test_rewrites_random.py, with weights of edges that a layer computes.
+WEIGHED = {
+    "gcn": "h1 = self.extra(h0, edge_index, e0[:, 0].sigmoid())",
+    "neighbours": "h1 = scatter(e0[:, :1].sigmoid() * (h0[src] + h0[dst]).relu(), dst, 0, n)",
+}
 
 
-class Gate(MessagePassing):
-    """Messages of a ReLU, each scaled by a number."""
-
-    def forward(self, x, edge_index, e, w):
-        return self.propagate(edge_index, x=x, e=e, w=w)
-
-    def message(self, x_j, e, w):
-        return w.view(-1, 1) * (x_j + e).relu()
-
-
-class Gated(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.weigh, self.edge, self.conv = nn.Linear(3, 1), nn.Linear(3, 9), Gate()
-
-    def forward(self, x, edge_index, edge_attr):
-        weight = self.weigh(edge_attr.float()).sigmoid().view(-1)
-        return self.conv(x.float(), edge_index, self.edge(edge_attr.float()), weight)
-
-
-@pytest.mark.parametrize(("model", "name"), [(OnWeights, "gcn"), (Gated, "neighbours")])
-def test_a_layer_below_a_rewrite_may_be_trained_later(model, name, esol):
+@pytest.mark.parametrize("rewrite", WEIGHED)
+def test_a_layer_below_a_rewrite_may_be_trained_later(rewrite, esol):
     """The program was inserted while the edge weights needed no gradient."""
-    model = model()
-    model.weigh.requires_grad_(False)
+    model = seeded(lambda: RandomForward(WEIGHED[rewrite], GCNConv(8, 8)))
+    model.bond.requires_grad_(False)
     plain = copy.deepcopy(model)
     runner, batch = fused(model, esol)
-    assert fired(runner)[name] == 1
-    model.weigh.requires_grad_(True)
-    plain.weigh.requires_grad_(True)
+    assert fired(runner)[rewrite] == 1
+    for each in (model, plain):
+        each.bond.requires_grad_(True)
     runner(batch).sum().backward()
-    graphs = Batch.from_data_list(esol[IDS])
-    plain(graphs.x, graphs.edge_index, graphs.edge_attr).sum().backward()
-    torch.testing.assert_close(model.weigh.weight.grad, plain.weigh.weight.grad)
+    in_plain_pyg(plain, esol).sum().backward()
+    torch.testing.assert_close(model.bond.weight.grad, plain.bond.weight.grad)

@@ -21,8 +21,7 @@ from support.rewritten import (
 from support.runners import made_runner
 from support.written_by_hand import BONDS, Tables
 from torch import nn
-from torch_geometric.nn import GATConv, TransformerConv, global_add_pool
-from torch_geometric.utils import scatter, softmax
+from torch_geometric.nn import GATConv, GATv2Conv, TransformerConv, global_add_pool
 
 import staticgraph as sg
 from staticgraph.kernels.neighbours import neighbours_of
@@ -201,55 +200,32 @@ def test_dropped_weights_are_those_of_torch(name, esol, monkeypatch):
 # ---------------------------------------------------------------------- scores
 
 
-class Attending(nn.Module):
-    """Softmax over neighbours of a score that ``score`` computes from rows at both ends."""
-
-    def __init__(self, score):
-        super().__init__()
-        self.score = score
-        self.atoms, self.bonds = nn.Linear(9, HEADS**2), nn.Linear(3, HEADS**2)
-        self.att = nn.Parameter(torch.randn(1, HEADS, HEADS))
-        self.bias, self.head = nn.Parameter(torch.randn(1, HEADS)), nn.Linear(HEADS**2, 1)
-
-    def forward(self, x, edge_index, edge_attr, batch):
-        rows = self.atoms(x.to(self.bias.dtype)).view(-1, HEADS, HEADS)
-        edges = self.bonds(edge_attr.to(self.bias.dtype)).view(-1, HEADS, HEADS)
-        src, dst = edge_index
-        score = self.score(self, rows, edges, src, dst)
-        weight = softmax(score, dst, num_nodes=len(x))
-        summed = scatter(rows[src] * weight.unsqueeze(-1), dst, 0, len(x))
-        return self.head(global_add_pool(F.elu(summed.flatten(1)), batch))
-
-
-def of_pairs(model, rows, edges, src, dst):
-    return (F.leaky_relu(rows[src] + rows[dst] + edges, 0.2) * model.att).sum(-1)
-
-
-def over_heads(model, rows, edges, src, dst):
-    return (F.leaky_relu(rows[src] + rows[dst] + edges, 0.2) * model.att).sum(1)
-
-
-def one_row_of_all_edges(model, rows, edges, src, dst):
-    return (F.leaky_relu(rows[src] + rows[dst] + model.att, 0.2) * model.att).sum(-1)
-
-
-def of_nodes(model, rows, edges, src, dst):
-    one, other = (rows * model.att).sum(-1), (rows * model.att).sum(dim=-1)
-    return F.leaky_relu(one[src] + other[dst] + (edges * model.att).sum(-1), 0.2)
-
-
-def of_nodes_over_heads(model, rows, edges, src, dst):
-    one, other = (rows * model.att).sum(1), (rows * model.att).sum(-1)
-    return F.leaky_relu(one[src] + other[dst] + (edges * model.att).sum(1), 0.2)
-
-
-SCORES = [of_pairs, over_heads, one_row_of_all_edges, of_nodes, of_nodes_over_heads]
+# Rows of as many heads as columns, so that a sum over the other has the same shape; those of edges
+# have a bias, with which their score is no product with a weight.
+ROWS = """
+rows, att = self.extra.lin_l(h0).view(-1, 4, 4), self.extra.att
+edges = self.extra.lin_r(e0).view(-1, 4, 4)
+"""
+WEIGHED = """
+weight = softmax({score}, dst, num_nodes=n)
+out = scatter(rows[src] * weight.unsqueeze(-1), dst, 0, n).flatten(1)"""
+SCORES = {
+    "of pairs": "(F.leaky_relu(rows[src] + rows[dst] + edges, 0.2) * att).sum(-1)",
+    "over heads": "(F.leaky_relu(rows[src] + rows[dst] + edges, 0.2) * att).sum(1)",
+    "of one row of all edges": "(F.leaky_relu(rows[src] + rows[dst] + att, 0.2) * att).sum(-1)",
+    "of nodes": """F.leaky_relu(
+    (rows * att).sum(-1)[src] + (rows * att).sum(dim=-1)[dst] + (edges * att).sum(-1), 0.2)""",
+    "of nodes over heads": """F.leaky_relu(
+    (rows * att).sum(1)[src] + (rows * att).sum(-1)[dst] + (edges * att).sum(1), 0.2)""",
+}
 
 
 @pytest.mark.sampled(4)
-@pytest.mark.parametrize("score", SCORES, ids=lambda score: score.__name__)
+@pytest.mark.parametrize("score", SCORES)
 def test_scores_are_added_up_as_the_model_says(score, esol):
-    runner = assert_as_in_plain_pyg(seeded(lambda: Attending(score)), esol)
+    steps = (ROWS + WEIGHED.format(score=SCORES[score]) + RESULTS).strip()
+    model = seeded(lambda: RandomForward(steps, GATv2Conv(8, 4, heads=4)))
+    runner = assert_as_in_plain_pyg(model, esol)
     assert _softmaxes(runner) == 1
     assert not fired(runner)["score_products"]
 

@@ -74,6 +74,17 @@ h1 = out[mask]""",
     "torch's module with weights that nothing reads": BLOCK
     + """
 h1 = self.extra[2](block, block, block, key_padding_mask=~mask)[0][mask]""",
+    "slices of one layer, of which some entries are picked": """
+block, mask = utils.to_dense_batch(h0, batch)
+rows = self.extra[1](block)
+q, k, v = rows[..., :8], rows.narrow(2, 8, 8), rows.view(*mask.shape, 3, 8)[:, :, -1]
+scores = (q @ k.mT).masked_fill(~mask[:, None], -1e9)
+h1 = (scores.softmax(-1) @ v)[mask]""",
+    "rows of one layer apart in a dimension of their own": """
+block, mask = utils.to_dense_batch(h0, batch)
+q, k, v = self.extra[1](block).view(*mask.shape, 3, 2, 4).permute(2, 0, 3, 1, 4).unbind()
+out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask[:, None, None].expand(-1, 2, 1, -1))
+h1 = out.transpose(1, 2).flatten(2)[mask]""",
     # Two, of which one stays: the operand of its softmax is not positional.
     "arguments by name": """
 block, mask = utils.to_dense_batch(h0, batch)
