@@ -21,8 +21,8 @@ sys.path.insert(0, str(ROOT / "tests"))
 
 from support.arena import ArenaRecorder  # noqa: E402
 from support.layer_cases import CASES, Case  # noqa: E402
-from support.layer_model import call, model_of  # noqa: E402
-from support.parity import BATCH, CAPACITY, STORE, loss  # noqa: E402
+from support.layer_model import model_of  # noqa: E402
+from support.parity import BATCH, CAPACITY, STORE, call, loss  # noqa: E402
 
 import staticgraph as sg  # noqa: E402
 from bench.options import options_of  # noqa: E402

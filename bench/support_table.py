@@ -21,8 +21,8 @@ ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT / "tests"))
 
 from support.layer_cases import CASES, Case  # noqa: E402
-from support.layer_model import call, model_of  # noqa: E402
-from support.parity import BATCH, Result, plain_step, poisoned, static_step, unknown_counts  # noqa: E402
+from support.layer_model import model_of  # noqa: E402
+from support.parity import BATCH, Result, call, plain_step, poisoned, static_step, unknown_counts  # noqa: E402
 
 from bench.options import options_of  # noqa: E402
 from staticgraph.nn.refused_layers import REFUSED_FUNCTIONS, REFUSED_LAYERS  # noqa: E402

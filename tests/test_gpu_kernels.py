@@ -10,8 +10,8 @@ import torch
 from support.kernel_cases import CASES, DTYPES, NAMES, Sizes, operands, where
 from support.kernel_results import far, kept_on, on_cpu, operator_calls, results
 from support.layer_cases import CASES as LAYERS
-from support.layer_model import call, model_of
-from support.parity import BATCH, CAPACITY
+from support.layer_model import model_of
+from support.parity import BATCH, CAPACITY, call
 from support.places import DEVICES
 
 import staticgraph as sg

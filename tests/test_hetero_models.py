@@ -14,8 +14,7 @@ import pytest
 import torch
 from support.alike import assert_same_state, sgd, update
 from support.hetero_graphs import by_destination, from_molecule
-from support.hetero_parity import plain, static
-from support.parity import differences, poisoned
+from support.parity import call, differences, plain_step, poisoned, static_step
 from support.rewritten import fired
 from support.runners import sgd_runner
 from torch import nn
@@ -203,9 +202,10 @@ def model_of(name: str, batch) -> nn.Module:
 def test_padding_of_every_type_is_inert(batches, name, which):
     batch = batches[which]
     model = model_of(name, batch)
-    expected = plain(model, batch)
+    expected = plain_step(model, call, batch)
     for scale in (1.0, 1000.0):
-        assert differences(expected, static(model, poisoned(batch, scale))) == []
+        found, _ = static_step(model, call, poisoned(batch, scale))
+        assert differences(expected, found) == []
 
 
 @pytest.mark.sampled(5)
@@ -213,7 +213,9 @@ def test_padding_of_every_type_is_inert(batches, name, which):
 def test_one_graph_without_unbacked_symbols(batches, name):
     batch = batches[0]
     model = model_of(name, batch)
-    assert differences(plain(model, batch), static(model, poisoned(batch, 1000.0), True)) == []
+    found, trace = static_step(model, call, poisoned(batch, 1000.0), trace=True)
+    assert trace.static, trace
+    assert differences(plain_step(model, call, batch), found) == []
 
 
 # ---------------------------------------------------------------------- the runner

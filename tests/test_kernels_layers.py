@@ -13,13 +13,14 @@ import torch
 from support.alike import assert_same_gradients, squared
 from support.layer_cases import CASES, C, Case
 from support.layer_cases.case import attributed, plain, weighted
-from support.layer_model import call, model_of
+from support.layer_model import model_of
 from support.parity import (
     CAPACITY,
     NODES,
     STORE,
     Result,
     allowed_difference,
+    call,
     differences,
     plain_step,
     poisoned,

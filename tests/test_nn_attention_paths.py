@@ -7,7 +7,7 @@ import copy
 import pytest
 import torch
 from support.attending import Attending, batch_of
-from support.parity import differences, plain_step, poisoned, static_step, unknown_counts
+from support.parity import call, differences, plain_step, poisoned, static_step, unknown_counts
 from support.rewritten import assert_drawn_by_seed
 from support.runners import sgd_runner
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -23,26 +23,22 @@ BATCH = batch_of([60, 3, 8, 1, 17, 5, 9, 2, 30], sg.Capacity(170, 20, 14, 60))
 WIDE = batch_of([160, 3, 8, 1, 17, 50, 9, 2, 90], sg.Capacity(700, 20, 14, 160))
 
 
-def forward(model, data):
-    return model(data)
-
-
 @pytest.mark.parametrize("known", [True, False], ids=["eager", "traced"])
 @pytest.mark.parametrize(("path", "batch"), [("dense", WIDE), ("kernel", WIDE), ("auto", BATCH)])
 def test_a_step_equals_plain_pyg(path, batch, known, monkeypatch):
     """Outputs and gradients in float64, with garbage in the padding; traced as one graph."""
     model = Attending().double()
     monkeypatch.setattr("support.parity.BATCH", batch)
-    expected = plain_step(model, forward, batch)
+    expected = plain_step(model, call, batch)
     sg.convert(own := copy.deepcopy(model), attention=path)
     padded = poisoned(batch, 1000.0)
     if known:
         with OperationCounter() as counter:
-            found, _ = static_step(own, forward, padded)
+            found, _ = static_step(own, call, padded)
         ran = sum(each["staticgraph::graph_attention"] for each in counter.counts.values())
         assert bool(ran) == (path != "dense")
     else:
-        found, trace = static_step(own, forward, unknown_counts(padded), trace=True)
+        found, trace = static_step(own, call, unknown_counts(padded), trace=True)
         assert trace.static, (trace.error, trace.obstacles)
     assert differences(expected, found, 1e-12) == []
 
@@ -53,12 +49,12 @@ def test_a_further_key_for_each_graph_equals_plain_pyg(option, monkeypatch):
     model.gps = GPSConv(8, None, heads=2, norm=None, attn_kwargs={option: True})
     model = model.double()
     monkeypatch.setattr("support.parity.BATCH", BATCH)
-    expected = plain_step(model, forward, BATCH)
+    expected = plain_step(model, call, BATCH)
     sg.convert(model)
-    found, _ = static_step(model, forward, unknown_counts(BATCH))
+    found, _ = static_step(model, call, unknown_counts(BATCH))
     assert differences(expected, found, 1e-12) == []
     with pytest.raises(sg.NotStatic, match=r"gives? each graph a key.* Choose 'auto' or 'dense'"):
-        static_step(sg.convert(model, attention="kernel"), forward, unknown_counts(BATCH))
+        static_step(sg.convert(model, attention="kernel"), call, unknown_counts(BATCH))
 
 
 CUDA = AttentionSetting("cuda", "float32", 16)

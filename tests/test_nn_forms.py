@@ -10,6 +10,7 @@ from support.parity import (
     BATCH,
     CAPACITY,
     STORE,
+    call,
     differences,
     plain_step,
     poisoned,
@@ -252,10 +253,10 @@ class Largest(nn.Module):
 def test_numbers_and_gradients_are_those_without_padding(kind):
     model = kind().double()
     stock = vars(pyg.MemPooling)["kl_loss"]
-    expected = plain_step(model, lambda m, d: m(d), BATCH)
+    expected = plain_step(model, call, BATCH)
     dirty = poisoned(BATCH, 1000.0)
     for batch in (dirty, unknown_counts(dirty)):
-        found, _ = static_step(model, lambda m, d: m(d), batch)
+        found, _ = static_step(model, call, batch)
         assert not differences(expected, found)
     assert vars(pyg.MemPooling)["kl_loss"] is stock
 

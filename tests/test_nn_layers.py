@@ -18,7 +18,7 @@ from support.alike import sgd, update
 from support.alike import squared as loss
 from support.arena import ArenaRecorder
 from support.layer_cases import CASES
-from support.layer_model import call, model_of
+from support.layer_model import model_of
 from support.parity import (
     BATCH,
     CAPACITY,
@@ -26,6 +26,7 @@ from support.parity import (
     NODES,
     STORE,
     allowed_difference,
+    call,
     differences,
     graphs,
     plain_step,

@@ -15,7 +15,3 @@ def model_of(case: Case) -> Model:
     with torch.no_grad():  # sets the width of the lazy head
         model.eval()(Batch.from_data_list(BATCH.to_data_list()))
     return model.train()
-
-
-def call(model, batch):
-    return model(batch)

@@ -138,6 +138,11 @@ def nothing_else_changes(batch: Any, draws: bool = False) -> Iterator[None]:
     assert not differing(before, state())
 
 
+def call(model: nn.Module, batch: Any) -> Any:
+    """The plainest forward, which Dynamo traces."""
+    return model(batch)
+
+
 class Result:
     """Outputs, loss, gradients, buffers and :func:`bystanders` of one step."""
 
@@ -181,8 +186,9 @@ def plain_step(
     batch: sg.StaticBatch,
     twice: bool = False,
     rounding: float = 0.0,
+    follow: tuple[str, ...] = (),
 ) -> Result:
-    """Runs plain PyG on the unpadded batch.
+    """Runs plain PyG on the unpadded batch, which follows some fields.
 
     ``rounding`` changes parameters by about this share, for what plain PyG differs from itself.
     """
@@ -191,7 +197,7 @@ def plain_step(
         with torch.no_grad():
             for parameter in model.parameters():
                 parameter.mul_(1 + rounding * torch.randn_like(parameter))
-    data = Batch.from_data_list(batch.to_data_list())
+    data = Batch.from_data_list(batch.to_data_list(), follow_batch=list(follow))
     out = forward(model, data)
     mean = loss(out, data).mean()
     backward(mean, [model], twice)
