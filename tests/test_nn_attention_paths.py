@@ -25,10 +25,9 @@ WIDE = batch_of([160, 3, 8, 1, 17, 50, 9, 2, 90], sg.Capacity(700, 20, 14, 160))
 
 @pytest.mark.parametrize("known", [True, False], ids=["eager", "traced"])
 @pytest.mark.parametrize(("path", "batch"), [("dense", WIDE), ("kernel", WIDE), ("auto", BATCH)])
-def test_a_step_equals_plain_pyg(path, batch, known, monkeypatch):
+def test_a_step_equals_plain_pyg(path, batch, known):
     """Outputs and gradients in float64, with garbage in the padding; traced as one graph."""
     model = Attending().double()
-    monkeypatch.setattr("support.parity.BATCH", batch)
     expected = plain_step(model, call, batch)
     sg.convert(own := copy.deepcopy(model), attention=path)
     padded = poisoned(batch, 1000.0)
@@ -44,11 +43,10 @@ def test_a_step_equals_plain_pyg(path, batch, known, monkeypatch):
 
 
 @pytest.mark.parametrize("option", ["add_bias_kv", "add_zero_attn"])
-def test_a_further_key_for_each_graph_equals_plain_pyg(option, monkeypatch):
+def test_a_further_key_for_each_graph_equals_plain_pyg(option):
     model = Attending()
     model.gps = GPSConv(8, None, heads=2, norm=None, attn_kwargs={option: True})
     model = model.double()
-    monkeypatch.setattr("support.parity.BATCH", BATCH)
     expected = plain_step(model, call, BATCH)
     sg.convert(model)
     found, _ = static_step(model, call, unknown_counts(BATCH))

@@ -16,13 +16,12 @@ from typing import Any
 import torch
 from hypothesis import strategies as st
 from support.alike import real_ids
-from support.parity import bystanders, differing, nothing_else_changes
+from support.parity import bystanders, differing, nothing_else_changes, poisoned
 from support.runners import made_runner
 from torch import Tensor, nn
 from torch_geometric.data import Batch
 
 import staticgraph as sg
-from staticgraph.batches.batch.batch_arrays import field_mask
 
 from .graph_sets import GraphSet, graph_sets
 from .nets import Net, nets
@@ -47,7 +46,7 @@ class Case:
         moved: whether the store is on the device, so that batches are made from graph ids.
         loss: ``square`` or ``absolute``.
         clip: the maximum gradient norm, or None.
-        poisoned: whether the padding of every float field is filled with garbage.
+        poisoned: whether the padding of every field except indices is filled with garbage.
     """
 
     data: GraphSet | TypedSet
@@ -117,7 +116,7 @@ def _check(case: Case) -> None:
             break
         ids = real_ids(batch)
         data = Batch.from_data_list([graphs[i] for i in ids])
-        given = _poisoned(batch) if case.poisoned else batch
+        given = poisoned(batch, 1000.0) if case.poisoned else batch
         try:
             expected = _plain_step(plain, twin, data, case)
         except ValueError as error:
@@ -182,22 +181,6 @@ def _plain_step(model: nn.Module, optimizer: Any, data: Any, case: Case) -> Tens
         torch.nn.utils.clip_grad_norm_(model.parameters(), case.clip)
     optimizer.step()
     return loss.detach()
-
-
-def _poisoned(batch: sg.StaticBatch) -> sg.StaticBatch:
-    """The batch with large finite values in the padding of its float fields."""
-    random = torch.Generator().manual_seed(3)
-    changed = {}
-    for field in batch.layout.schema:
-        value = batch[field.name]
-        if field.is_index or not value.is_floating_point():
-            continue
-        padding = ~field_mask(batch, field)
-        garbage = torch.randn(value.shape, generator=random, dtype=torch.float64).abs() * 1e3
-        value = value.clone()
-        value[padding] = garbage[padding].to(value.dtype)
-        changed[field.name] = value
-    return batch.replace(**changed)
 
 
 def _same_state(model: nn.Module, plain: nn.Module) -> None:
