@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import pytest
 import torch
-import torch.nn.functional as F
 from support.random_forward import RandomForward
 from support.rewritten import CAPACITY, assert_as_in_plain_pyg, difference, fired, missed, seeded
 from support.runners import made_runner
 from torch import nn
 from torch_geometric.data import Data
-from torch_geometric.nn import MessagePassing, global_add_pool
+from torch_geometric.nn import MessagePassing
 from torch_geometric.utils import add_self_loops, degree
 
 import staticgraph as sg
@@ -19,10 +18,10 @@ import staticgraph as sg
 class Tutorial(MessagePassing):
     """The layer of PyG's message passing tutorial, verbatim."""
 
-    def __init__(self, aggr="add"):
-        super().__init__(aggr=aggr)
-        self.lin = nn.Linear(16, 16, bias=False)
-        self.bias = nn.Parameter(torch.randn(16))
+    def __init__(self):
+        super().__init__(aggr="add")
+        self.lin = nn.Linear(8, 8, bias=False)
+        self.bias = nn.Parameter(torch.randn(8))
 
     def forward(self, x, edge_index):
         edge_index, _ = add_self_loops(edge_index, num_nodes=x.size(0))
@@ -38,29 +37,23 @@ class Tutorial(MessagePassing):
         return norm.view(-1, 1) * x_j
 
 
-class Activated(Tutorial):
-    def message(self, x_j, norm):
-        return norm.view(-1, 1) * F.relu(x_j)
-
-
-class Largest(Tutorial):
-    def __init__(self):
-        super().__init__("max")
-
-
-class Mixing(Tutorial):
-    """A norm over all messages together, so that a self-loop has no message of its own."""
-
-    def message(self, x_j, norm):
-        return F.layer_norm(x_j, x_j.shape) * norm.view(-1, 1)
-
-
-# Steps of a forward, as in test_rewrites_random.py.
-BY_HAND = {
+# Steps of a forward, as in test_rewrites_random.py; the first are the tutorial's.
+NORMALISED = """
+(row, col), _ = utils.add_self_loops(edge_index, num_nodes=n)
+root = utils.degree(col, n, dtype=h0.dtype).pow(-0.5)
+root[root == float('inf')] = 0
+norm, rows = (root[row] * root[col]).view(-1, 1), self.product(h0)[row]
+"""
+# A norm over all messages together, so that a self-loop has no message of its own.
+MIXING = NORMALISED + "h1 = scatter(F.layer_norm(rows, rows.shape) * norm, col, 0, n)"
+WAYS = {
+    "two layers": "h1 = self.extra[2](self.extra[1](h0, edge_index).tanh(), edge_index)",
+    "of activated rows": NORMALISED + "h1 = scatter(norm * F.relu(rows), col, 0, n)",
+    "the largest": NORMALISED + "h1 = scatter(norm * rows, col, 0, n, 'max')",
     "concatenated, with one end and the difference of both in the message": """
 loops = torch.arange(n)
 row, col = torch.cat([edge_index, torch.stack([loops, loops])], dim=1)
-message = self.extra(torch.cat([h0[col], h0[row] - h0[col]], -1)).tanh()
+message = self.extra[0](torch.cat([h0[col], h0[row] - h0[col]], -1)).tanh()
 h1 = scatter(message, col, 0, n)""",
     "of a number, summed by source": """
 weight = torch.sigmoid(h0[src, 0] - h0[dst, 1])
@@ -85,24 +78,11 @@ h1 = torch.zeros_like(h0).index_add_(0, dst, h0[src] * root[src] * weight * root
 }
 
 
-class Trunk(nn.Module):
-    def __init__(self, layer):
-        super().__init__()
-        self.first = nn.Linear(9, 16)
-        self.layers = nn.ModuleList([layer(), layer()])
-
-    def forward(self, x, edge_index, batch):
-        h = self.first(x.to(self.first.weight))
-        for layer in self.layers:
-            h = torch.tanh(layer(h, edge_index))
-        return global_add_pool(h, batch)
-
-
-# How often a rewrite fires, for two layers or for the steps once.
+# How often a rewrite fires.
 FIRES = {
-    Tutorial: {"neighbours": 2 if torch.__version__ < "2.12" else 3, "added_loops": 3},
-    Activated: {"added_loops": 3},
-    Largest: {"added_loops": 1},
+    "two layers": {"neighbours": 2 if torch.__version__ < "2.12" else 3, "added_loops": 3},
+    "of activated rows": {"added_loops": 2},
+    "the largest": {"added_loops": 1},
     "concatenated, with one end and the difference of both in the message": {
         "added_loops": 0,
         "neighbours": 1,
@@ -114,34 +94,33 @@ FIRES = {
 }
 
 
-def model_of(way):
-    if way in BY_HAND:
-        return seeded(lambda: RandomForward(BY_HAND[way].strip(), nn.Linear(16, 8)))
-    return seeded(lambda: Trunk(way))
+def model_of(steps):
+    layers = [nn.Linear(16, 8), Tutorial(), Tutorial()]
+    return seeded(lambda: RandomForward(steps.strip(), nn.ModuleList(layers)))
 
 
 @pytest.mark.sampled(3, always=["on nodes without one, with learnt edge weights"])
 @pytest.mark.parametrize("way", FIRES)
 def test_it_is_as_in_plain_pyg_and_served(way, esol):
-    found = fired(assert_as_in_plain_pyg(model_of(way), esol))
+    found = fired(assert_as_in_plain_pyg(model_of(WAYS[way]), esol))
     assert {name: found[name] for name in FIRES[way]} == FIRES[way]
 
 
 @pytest.mark.sampled(2)
-@pytest.mark.parametrize("way", [Tutorial, *list(BY_HAND)[:-1]])
+@pytest.mark.parametrize("way", list(WAYS)[:-1])
 def test_loops_of_the_data_are_edges_like_others(way):
     """Graphs in which some edges are already self-loops, once or twice."""
     ends, graphs = torch.tensor([[0, 1, 1, 2, 2, 2], [1, 0, 1, 1, 2, 2]]), []
     for number in range(1060):
         x, attr = ((torch.arange(3 * w).view(3, w) * (number + 1)) % 5 for w in (9, 6))
         graphs.append(Data(x=x, edge_index=ends, edge_attr=attr.view(6, 3), y=torch.zeros(1, 1)))
-    largest, _ = difference(model_of(way), sg.GraphStore.from_pyg(graphs))
+    largest, _ = difference(model_of(WAYS[way]), sg.GraphStore.from_pyg(graphs))
     assert largest <= 1e-10
 
 
 def test_what_mixes_edges_and_loops_is_named(esol):
-    runner = assert_as_in_plain_pyg(model_of(Largest), esol)
+    runner = assert_as_in_plain_pyg(model_of(WAYS["the largest"]), esol)
     assert "the max over edges and added loops" in missed(runner)
-    runner = made_runner(model_of(Mixing), [CAPACITY], "fused", check_padding=False)
+    runner = made_runner(model_of(MIXING), [CAPACITY], "fused", check_padding=False)
     runner(sg.StaticBatch.of(esol, [3, 1, 4], CAPACITY))
     assert "layer_norm of edges and added loops together" in missed(runner)

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch_geometric.nn import aggr
 
 from support.layer_cases.case import C, Case, batched, mlp
+
+
+def with_width(layer: Any, x: Tensor, d: Any) -> Tensor:
+    return layer(x, d.batch, max_num_elements=12)
 
 
 def aggregations() -> list[Case]:
@@ -43,37 +48,18 @@ def aggregations() -> list[Case]:
     }
     cases = [Case(n, "aggregations", b, batched, "graph") for n, b in builds.items()]
     width = "its result changes with the width of the block"
-    cases += [
-        Case(
-            "LCMAggregation",
-            "aggregations",
-            lambda: aggr.LCMAggregation(C, C),
-            batched,
-            "graph",
-            width,
+    wide: dict[str, Callable[[], nn.Module]] = {
+        "LCMAggregation": lambda: aggr.LCMAggregation(C, C),
+        "PatchTransformerAggregation": lambda: aggr.PatchTransformerAggregation(
+            C, C, 3, 6, heads=2
         ),
-        Case(
-            "LCMAggregation, width given",
-            "aggregations",
-            lambda: aggr.LCMAggregation(C, C),
-            lambda m, x, d: m(x, d.batch, max_num_elements=12),
-            "graph",
-        ),
-        Case(
-            "PatchTransformerAggregation",
-            "aggregations",
-            lambda: aggr.PatchTransformerAggregation(C, C, 3, 6, heads=2),
-            batched,
-            "graph",
-            width,
-        ),
-        Case(
-            "PatchTransformerAggregation, width given",
-            "aggregations",
-            lambda: aggr.PatchTransformerAggregation(C, C, 3, 6, heads=2),
-            lambda m, x, d: m(x, d.batch, max_num_elements=12),
-            "graph",
-        ),
+    }
+    for name, build in wide.items():
+        cases += [
+            Case(name, "aggregations", build, batched, "graph", width),
+            Case(f"{name}, width given", "aggregations", build, with_width, "graph"),
+        ]
+    cases.append(
         Case(
             "EquilibriumAggregation",
             "aggregations",
@@ -81,6 +67,6 @@ def aggregations() -> list[Case]:
             batched,
             "graph",
             tolerance=1e-5,  # PyG starts from float32 zeros, so its inner loop is float32
-        ),
-    ]
+        )
+    )
     return cases

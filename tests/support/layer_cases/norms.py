@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import torch_geometric.nn as pyg
 from torch import nn
@@ -56,17 +57,9 @@ def norms() -> list[Case]:
             lambda: pyg.MessageNorm(learn_scale=True),
             lambda m, x, d: m(x, x.relu()),
         ),
-        Case(
-            "HeteroBatchNorm",
-            "norms",
-            lambda: pyg.HeteroBatchNorm(C, 4),
-            lambda m, x, d: m(x, d.node_type),
-        ),
-        Case(
-            "HeteroLayerNorm",
-            "norms",
-            lambda: pyg.HeteroLayerNorm(C, 3),
-            lambda m, x, d: m(x, d.node_type),
+        *(
+            Case(kind.__name__, "norms", partial(kind, C, types), lambda m, x, d: m(x, d.node_type))
+            for kind, types in ((pyg.HeteroBatchNorm, 4), (pyg.HeteroLayerNorm, 3))
         ),
     ]
     return cases
