@@ -72,7 +72,11 @@ def test_a_padded_batch_is_what_a_loader_makes(graphs, keep_order):
     padder, ids = sg.Padder(plan), range(len(graphs))
     expected = sg.StaticBatch.of(store, ids, capacity)
     for batch in (graphs, Batch.from_data_list(graphs), store.__getitems__(ids)):
-        assert equal_but_ids(padder(batch), expected)
+        padded = padder(batch)
+        assert equal_but_ids(padded, expected)
+        assert equal_but_ids(pickle.loads(pickle.dumps(padded)), padded)
+        for one, other in zip(padded.to_data_list(), store, strict=True):
+            assert torch.equal(one.x, other.x)
 
 
 def test_types_and_index_fields_go_through_the_stores_reader(hetero_molecules, triplet_graphs):
@@ -240,9 +244,11 @@ def test_declared_batches_are_recorded_once_and_replayed_like_plain_torch(drawn)
     recording = sg.Recording(recorder=place.recorder)
     runner = sg.StaticGraphRunner(subject, padder, "cuda-graph", recording=recording)
     runner.warmup(padder.pad(example))
+    copied = pickle.loads(pickle.dumps(padder))
     with no_recompile():
         for batch, counts in batches * 2:
             padded = padder(batch)
+            assert equal_but_ids(padder.pad(batch), copied.pad(batch))
             padded["h0"][counts["node"] :] = 1e3 * torch.randn(2).double()
             expected = ((plain(batch)[:, 0] - batch["y"]) ** 2).mean()
             update(optimizers[1], expected)
@@ -283,6 +289,7 @@ def test_dense_molecules_are_padded_in_both_dimensions(atoms, seed):
     padder = sg.Padder([(40, 1, 9, 8)], schema=schema, like=batch)
     padded = pickle.loads(pickle.dumps(padder))(batch)
     assert (padded["pos"].shape, padded["mask"].shape) == ((9, 8, 3), (9, 8))
+    assert padded["mask"].sum() == sum(atoms)
     assert padded["charge"][~padded["mask"]].eq(7).all()
     assert padded["pos"][~padded["mask"]].eq(0).all()
     pieces = sg.unpad(padded["pos"], padded)
@@ -387,6 +394,8 @@ def test_a_model_of_a_batch_of_any_class_is_called_by_names_or_with_the_batch(ki
     padder = sg.Padder([(9, 7, 4)], schema=schema, like=batch)
     padded = padder(batch)
     assert type(padded) is type(batch)
+    assert torch.equal(torch.cat(sg.unpad(field_of(padded, "x"), padded)), values["x"])
+    assert (field_of(padded, "bonds")[:, 3:] >= 5).all()
     if kind == "Fields":
         assert list(padded.keys()) == list(values)
     net = model()
@@ -446,6 +455,16 @@ def test_what_is_said_wrongly_of_a_batch_is_named(says, message):
              "pick": torch.tensor([1, 2]), "half": torch.ones(4).bfloat16()}  # fmt: skip
     with pytest.raises(ValueError, match=message):
         sg.Schema.of_batch(batch, **says)
+
+
+def test_pairs_of_edges_that_have_no_other_field():
+    batch = {"x": torch.ones(4, 2), "of": torch.tensor([0, 0, 1, 1]),
+             "bonds": torch.tensor([[0, 1], [1, 0], [2, 3]])}  # fmt: skip
+    index = {"of": "graph", "bonds": "node"}
+    schema = sg.Schema.of_batch(batch, node=["x"], edge=["bonds"], index=index)
+    padded = sg.Padder([(9, 7, 4)], schema=schema, like=batch)(batch)
+    assert torch.equal(padded["bonds"][:3], batch["bonds"])
+    assert [len(piece) for piece in sg.unpad(padded["bonds"], padded)] == [2, 1]
 
 
 def test_batches_that_differ_from_the_plans_are_refused():
