@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 
 import staticgraph
-from staticgraph.internals.memory import _mallopt
+from staticgraph.internals.memory import keep_freed_memory
 
 ROOT = Path(staticgraph.__file__).parent
 ROOMS = ("internals", "dryrun/stubs")
@@ -69,4 +69,4 @@ def test_a_cpu_runner_keeps_what_a_step_frees(monkeypatch):
     run = subprocess.run([sys.executable, "-c", STEPS], capture_output=True, env=path)
     assert int(run.stdout) < 999, run.stderr  # of 61,440 pages
     monkeypatch.setenv("MALLOC_ARENA_MAX", "8")
-    assert _mallopt.__wrapped__() is None  # malloc is the user's to set up
+    assert keep_freed_memory.__wrapped__() is None  # malloc is the user's to set up

@@ -28,7 +28,7 @@ SIZES = {
     "staticgraph/dryrun": (15, 9639),  # torch's assembler, launches between two kinds
     "staticgraph/epochs": (7, 6137),  # torch's samplers, draws named, order kept over buckets
     "staticgraph/files": (12, 3228),  # what was written, for stores and large graphs alike
-    "staticgraph/internals": (8, 1991),  # freed memory kept, sound loops of Inductor
+    "staticgraph/internals": (8, 1982),  # freed memory kept, sound loops of Inductor
     "staticgraph/kernels": (57, 46033),  # any message over any edges, oneDNN by widths
     "staticgraph/lightning": (4, 2093),  # own loaders, fits that go on, epochs of unlike length
     "staticgraph/memory": (5, 3598),  # models of other versions are refused
@@ -40,7 +40,7 @@ SIZES = {
     "staticgraph/probing": (8, 4587),  # what is held out is not fitted
     "staticgraph/recording": (11, 8714),  # the optimizer's moved in, e3nn beside a model
     "staticgraph/rewrites": (41, 32811),  # any message over any edges, edges of each layer
-    "staticgraph/runner": (19, 16600),  # losses that differentiate, memory kept, warm-ups anew
+    "staticgraph/runner": (19, 16604),  # losses that differentiate, memory kept, warm-ups anew
     "staticgraph/serving": (10, 8234),  # connections that end, what is no runner
     "staticgraph/sizes": (6, 2909),  # graphs of one size, paths in a trace, pairs of further rows
     "staticgraph/steps": (29, 20355),  # losses that differentiate, who raises in a trace, e3nn

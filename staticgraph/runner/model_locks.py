@@ -23,7 +23,7 @@ import torch
 
 from staticgraph.errors import NotStatic
 from staticgraph.internals.dispatch import tracing_context
-from staticgraph.internals.memory import keep_freed_memory, map_large_blocks
+from staticgraph.internals.memory import MAPPINGS, MMAP_MAX, Mallopt, keep_freed_memory
 
 _MODULES: weakref.WeakKeyDictionary[torch.nn.Module, _Lock] = weakref.WeakKeyDictionary()
 _NUMBERS = itertools.count()
@@ -48,12 +48,12 @@ class _Lock:
 class _Turn:
     """A ``with`` block; see :class:`Turns`."""
 
-    __slots__ = ("_closes", "_counts", "_keeps", "_locks", "_name", "_nests")
+    __slots__ = ("_closes", "_counts", "_locks", "_mallopt", "_name", "_nests")
 
     def __init__(
         self,
         locks: tuple[_Lock, ...],
-        keeps: bool,
+        mallopt: Mallopt | None,
         name: str,
         *,
         counts: bool = True,
@@ -61,7 +61,7 @@ class _Turn:
         closes: bool = False,
     ) -> None:
         self._locks = locks
-        self._keeps = keeps
+        self._mallopt = mallopt
         self._name = name
         self._counts = counts
         self._nests = nests
@@ -87,8 +87,8 @@ class _Turn:
             lock.running += self._counts
             if self._closes:
                 lock.closed = self._name
-        if self._keeps:
-            map_large_blocks(False)
+        if self._mallopt:
+            self._mallopt(MMAP_MAX, 0)
 
     def __exit__(self, *exc: object) -> None:
         for lock in self._locks:
@@ -99,8 +99,8 @@ class _Turn:
             if not lock.depth:
                 lock.owner = None
             lock.lock.release()
-        if self._keeps:
-            map_large_blocks(True)
+        if self._mallopt:
+            self._mallopt(MMAP_MAX, MAPPINGS)
 
     def _check(self, lock: _Lock) -> None:
         if lock.closed and (self._counts or self._closes):
@@ -132,13 +132,11 @@ class Turns:
     __slots__ = ("forward", "step", "warmup", "whole")
 
     def __init__(self, model: torch.nn.Module, device: torch.device) -> None:
-        locks, keeps = _locks_of(model), device.type == "cpu"
-        self.forward: Final = _Turn(locks, keeps, "a forward")
-        self.step: Final = _Turn(locks, keeps, "step()", nests=False)
-        self.warmup: Final = _Turn(locks, keeps, "warmup()", counts=False, nests=False, closes=True)
-        self.whole: Final = _Turn(locks, keeps, "several steps", counts=False)
-        if keeps:
-            keep_freed_memory()
+        given = _locks_of(model), keep_freed_memory() if device.type == "cpu" else None
+        self.forward: Final = _Turn(*given, "a forward")
+        self.step: Final = _Turn(*given, "step()", nests=False)
+        self.warmup: Final = _Turn(*given, "warmup()", counts=False, nests=False, closes=True)
+        self.whole: Final = _Turn(*given, "several steps", counts=False)
 
 
 def check_not_traced(name: str) -> None:
