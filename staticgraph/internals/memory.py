@@ -25,7 +25,7 @@ def keep_freed_memory() -> Mallopt | None:
 
     Otherwise it returns the end of its heap to the system in most steps, and the next ones fault
     their pages in again: 10,000 faults and a quarter of the time of a step of a GMT over 128
-    molecules (AMD EPYC, 2026-11-30, by a script that is not kept).
+    proteins (AMD EPYC, 2026-11-30, by a script that is not kept).
 
     Returns:
         ``mallopt``, with which a step forbids mappings: blocks of over 32 MiB would be new in each

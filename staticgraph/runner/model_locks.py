@@ -132,11 +132,11 @@ class Turns:
     __slots__ = ("forward", "step", "warmup", "whole")
 
     def __init__(self, model: torch.nn.Module, device: torch.device) -> None:
-        given = _locks_of(model), keep_freed_memory() if device.type == "cpu" else None
-        self.forward: Final = _Turn(*given, "a forward")
-        self.step: Final = _Turn(*given, "step()", nests=False)
-        self.warmup: Final = _Turn(*given, "warmup()", counts=False, nests=False, closes=True)
-        self.whole: Final = _Turn(*given, "several steps", counts=False)
+        shared = _locks_of(model), keep_freed_memory() if device.type == "cpu" else None
+        self.forward: Final = _Turn(*shared, "a forward")
+        self.step: Final = _Turn(*shared, "step()", nests=False)
+        self.warmup: Final = _Turn(*shared, "warmup()", counts=False, nests=False, closes=True)
+        self.whole: Final = _Turn(*shared, "several steps", counts=False)
 
 
 def check_not_traced(name: str) -> None:

@@ -126,10 +126,11 @@ def static_topk(
         keep_mask = nodes.mask & (scores > limit.clamp(max=min_score))
         order = torch.arange(len(scores), device=scores.device)
         most, widest = len(scores), nodes.widest
-    else:
-        assert ratio is not None
+    elif ratio is not None:
         keep_mask, order = _best(scores, batch, groups, ratio, nodes.mask)
         most, widest = _most(ratio, len(scores), groups, nodes.widest)
+    else:
+        raise ValueError("topk needs a ratio or a min_score")
     # And one row for padding.
     count = context.free_size(_rows_for(context, keep_mask, most) + 1, topk)
     # Kept nodes, in order, go to the front; the others write a row that is cut off.
@@ -182,12 +183,12 @@ def static_filter_adj(
 ) -> tuple[Tensor, Tensor | None]:
     """Edges between kept nodes first, in their order; the others become edges of the last node."""
     ends = context.rows_of(edge_index[0])
-    edges, nodes = edge_index.size(1), len(node_index)
+    nodes = len(node_index)
     row = torch.arange(nodes, device=node_index.device) if cluster_index is None else cluster_index
     rows = node_index.new_full((num_nodes or ends.groups or 0,), -1).index_copy(0, node_index, row)
     moved = rows[edge_index]
     keep_mask = ends.mask & (moved >= 0).all(0)
-    count = context.free_size(_rows_for(context, keep_mask, edges) + 1, filter_adj)
+    count = context.free_size(_rows_for(context, keep_mask, len(keep_mask)) + 1, filter_adj)
     place = torch.where(keep_mask, keep_mask.cumsum(0) - 1, count)
     out_index = moved.new_full((2, count + 1), nodes - 1).index_copy(1, place, moved)[:, :count]
     mask = torch.arange(count, device=keep_mask.device) < keep_mask.sum()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+import re
 from functools import cache
 from typing import Any
 
@@ -35,8 +36,8 @@ _PURE = {
     *(table_sum, fold_codes, order_edges, ORDER_EDGES),
     *("long", "float", "double"),
 }
-# Operators with an effect that their schema does not tell.
-_EFFECTS = {"batch_norm", "instance_norm", "backward", "item", "is_nonzero"}
+# Names of operators that are private, or have an effect that their schema does not tell.
+_EFFECTS = "^_|batch_norm|instance_norm|backward|item|is_nonzero"
 
 
 def drop_unread(graph: Graph) -> None:
@@ -67,7 +68,7 @@ def _is_pure_operator(target: Any) -> bool:
             return False
         name = getattr(target, "__name__", "")
     operators = getattr(torch.ops.aten, name, None)
-    if name.startswith("_") or name in _EFFECTS or not isinstance(operators, OpOverloadPacket):
+    if re.search(_EFFECTS, name) or not isinstance(operators, OpOverloadPacket):
         return False
     return not any(map(_has_effect, (getattr(operators, each) for each in operators.overloads())))
 
